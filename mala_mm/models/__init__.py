@@ -1,0 +1,4 @@
+from .layers import MagnitudeAwareLinearAttention, SoftmaxAttention
+from .mavit import MAViT
+
+__all__ = ['MAViT', 'MagnitudeAwareLinearAttention', 'SoftmaxAttention']

@@ -1,0 +1,219 @@
+"""The parts of MAViT. Tokens are channels-last, ``[B, H, W, C]``, from the stem to the outputs.
+
+Weights keep the shapes and names of the published checkpoints: a 1x1 convolution is stored as one
+and applied as a linear layer.
+"""
+
+from collections.abc import Callable
+
+import torch
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks import DropPath
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mala_mm.ops import apply_rotary, mala_attention, rotary_angles, rotary_tables
+
+
+class PointwiseConv(nn.Conv2d):
+    """1x1 convolution on ``[B, H, W, C]``."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.flatten(1), self.bias)
+
+
+class DepthwiseConv(nn.Conv2d):
+    """Depthwise convolution on ``[B, H, W, C]`` that keeps the size."""
+
+    def __init__(self, channels: int, kernel_size: int) -> None:
+        super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class TokenNorm(nn.Module):
+    """LayerNorm over the channels of ``[B, H, W, C]``, under the published key ``norm``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class RotaryEmbedding(nn.Module):
+    """The rotary angles of a stage, which stay float32 in a half-precision model.
+
+    Args:
+        head_dim (int): Channels of a head, a multiple of 4.
+    """
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.register_buffer('angle', rotary_angles(head_dim))
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> 'RotaryEmbedding':
+        angle = self.angle
+        super()._apply(fn, recurse)
+        # a position of several hundred times a rounded angle would be wrong by whole turns
+        if self.angle.dtype != angle.dtype:
+            self.angle = angle.to(self.angle.device)
+        return self
+
+
+class GatedAttention(nn.Module):
+    """What both kinds of attention share: projections, LePE and gate.
+
+    ``proj((attend(q, k, v) + lepe(v)) * o)`` with ``q, k, v, o`` from one projection.
+
+    Args:
+        channels (int): ``C``.
+        num_heads (int): Heads of ``C / num_heads`` channels each.
+    """
+
+    def __init__(self, channels: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkvo = PointwiseConv(channels, 4 * channels)
+        self.lepe = DepthwiseConv(channels, kernel_size=5)
+        self.proj = PointwiseConv(channels, channels)
+
+    def forward(self, x: Tensor, angle: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to the same shape; ``angle`` are the rotary angles ``[D/2]``."""
+        batch, height, width, channels = x.shape
+        qkvo = self.qkvo(x)
+        lepe = self.lepe(qkvo[..., 2 * channels : 3 * channels])
+        heads = (self.num_heads, channels // self.num_heads)
+        q, k, v, o = qkvo.view(batch, height * width, 4, *heads).permute(2, 0, 3, 1, 4)
+        lepe = lepe.reshape(batch, height * width, *heads).transpose(1, 2)
+        y = self.attend(q, k, v, (height, width), angle, lepe, o)
+        return self.proj(y.transpose(1, 2).reshape(x.shape))
+
+
+class MagnitudeAwareLinearAttention(GatedAttention):
+    """MALA (arXiv 2507.00698): linear in the number of tokens."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: tuple[int, int],
+        angle: Tensor,
+        lepe: Tensor,
+        gate: Tensor,
+    ) -> Tensor:
+        return mala_attention(q, k, v, size, angle, lepe, gate)
+
+
+class SoftmaxAttention(GatedAttention):
+    """Softmax attention with the same rotary embedding, LePE and gate."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        size: tuple[int, int],
+        angle: Tensor,
+        lepe: Tensor,
+        gate: Tensor,
+    ) -> Tensor:
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        cos, sin = rotary_tables(angle, *size, dtype)
+        q, k = (apply_rotary(x.to(dtype), cos, sin).to(v.dtype) for x in (q, k))
+        return (F.scaled_dot_product_attention(q, k, v) + lepe) * gate
+
+
+class FeedForward(nn.Module):
+    """Two pointwise convolutions with GELU and a residual depthwise convolution between them."""
+
+    def __init__(self, channels: int, hidden_channels: int) -> None:
+        super().__init__()
+        self.fc1 = PointwiseConv(channels, hidden_channels)
+        self.dwconv = DepthwiseConv(hidden_channels, kernel_size=3)
+        self.fc2 = PointwiseConv(hidden_channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.fc1(x))
+        return self.fc2(x + self.dwconv(x))
+
+
+class MAViTBlock(nn.Module):
+    """Positional convolution, attention and feed-forward, each with its residual.
+
+    Args:
+        attention (type): :class:`MagnitudeAwareLinearAttention` or :class:`SoftmaxAttention`.
+        channels (int): ``C``.
+        num_heads (int): Heads of the attention.
+        mlp_ratio (float): The feed-forward has ``int(mlp_ratio * C)`` hidden channels.
+        drop_path (float): Probability of dropping a residual branch of a sample.
+        layer_scale_init (float): Initial value of the branches' factors ``gamma_1, gamma_2``.
+    """
+
+    def __init__(
+        self,
+        attention: type[GatedAttention],
+        channels: int,
+        num_heads: int,
+        mlp_ratio: float,
+        drop_path: float,
+        layer_scale_init: float,
+    ) -> None:
+        super().__init__()
+        self.pos = DepthwiseConv(channels, kernel_size=3)
+        self.norm1 = TokenNorm(channels)
+        self.attn = attention(channels, num_heads)
+        self.norm2 = TokenNorm(channels)
+        self.ffn = FeedForward(channels, int(mlp_ratio * channels))
+        self.drop_path = DropPath(drop_path)
+        # published as [1, C, 1, 1], for channels-first maps
+        self.gamma_1 = nn.Parameter(torch.full((1, channels, 1, 1), float(layer_scale_init)))
+        self.gamma_2 = nn.Parameter(torch.full((1, channels, 1, 1), float(layer_scale_init)))
+
+    def forward(self, x: Tensor, angle: Tensor) -> Tensor:
+        x = x + self.pos(x)
+        x = x + self.drop_path(self.gamma_1.flatten() * self.attn(self.norm1(x), angle))
+        return x + self.drop_path(self.gamma_2.flatten() * self.ffn(self.norm2(x)))
+
+
+class Stem(nn.Module):
+    """Four convolutions from an image ``[B, 3, H, W]`` to tokens at a quarter of its size."""
+
+    def __init__(self, channels: int, norm_cfg: dict) -> None:
+        super().__init__()
+        half = channels // 2
+        layers = []
+        for in_channels, out_channels, stride in (
+            (3, half, 2),
+            (half, half, 1),
+            (half, half, 1),
+            (half, channels, 2),
+        ):
+            layers += [
+                nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1),
+                build_norm_layer(norm_cfg, out_channels)[1],
+                nn.GELU(),
+            ]
+        self.proj = nn.Sequential(*layers[:-1])
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.proj(image).permute(0, 2, 3, 1).contiguous()
+
+
+class Downsample(nn.Module):
+    """Strided convolution between stages, ``[B, H, W, C]`` to half the size, rounded up."""
+
+    def __init__(self, in_channels: int, out_channels: int, norm_cfg: dict) -> None:
+        super().__init__()
+        self.reduction = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=2, padding=1)
+        self.norm = build_norm_layer(norm_cfg, out_channels)[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.reduction(x.permute(0, 3, 1, 2)))
+        return x.permute(0, 2, 3, 1).contiguous()

@@ -1,0 +1,66 @@
+"""Arrays that are a function of their name and shape, and the comparison with golden summaries.
+
+The golden values were computed in float64 with the authors' published model on exactly these
+weights, images and gradients, so that no weight file has to be stored.
+"""
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float64 in [-1, 1) from PCG64, seeded with the crc32 of the name."""
+    generator = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
+    return generator.random(size=tuple(shape)) * 2.0 - 1.0
+
+
+def parameter(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    values, leaf = uniform(name, shape), name.rpartition('.')[2]
+    if leaf == 'num_batches_tracked':
+        return np.zeros(shape)
+    if leaf in ('gamma_1', 'gamma_2'):
+        return 0.8 + 0.2 * values
+    if leaf in ('bias', 'running_mean'):
+        return 0.1 * values
+    if leaf == 'running_var' or len(shape) == 1:
+        return 1.0 + 0.2 * values
+    return values * np.sqrt(3.0 / np.prod(shape[1:]))
+
+
+def image(batch: int, height: int, width: int) -> np.ndarray:
+    noise = uniform(f'image-{batch}x{height}x{width}', (batch, 3, height, width)) * np.sqrt(3.0)
+    pattern = np.sin(np.linspace(0, 3, height)[:, None] + 2 * np.linspace(0, 5, width)[None, :])
+    return noise + pattern
+
+
+def output_gradient(name: int | str, shape: tuple[int, ...]) -> np.ndarray:
+    return uniform(f'grad-{name}', shape) / np.sqrt(np.prod(shape))
+
+
+def load_parameters(model: nn.Module) -> None:
+    """Fill every entry of the model's state dict, except the rotary angles."""
+    model.load_state_dict(
+        {
+            key: value
+            if key.endswith('RoPE.angle')
+            else torch.from_numpy(parameter(key, tuple(value.shape)))
+            for key, value in model.state_dict().items()
+        }
+    )
+
+
+def assert_matches(
+    actual: Tensor, golden: dict, tolerance: float, scale: float | None = None
+) -> None:
+    """Compare with a golden summary, in units of ``scale`` (default: the array's own rms)."""
+    values = actual.detach().double().numpy()
+    assert list(values.shape) == golden['shape']
+    flat = values.reshape(-1)
+    index = np.linspace(0, flat.size - 1, len(golden['probe'])).astype(np.int64)
+    bound = tolerance * (scale or golden['rms'])
+    assert np.abs(flat[index] - np.array(golden['probe'])).max() <= bound
+    assert abs(flat.mean() - golden['mean']) <= bound
+    assert abs(np.sqrt((flat**2).mean()) - golden['rms']) <= bound
