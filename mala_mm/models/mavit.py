@@ -156,7 +156,7 @@ class MAViT(BaseModule):
         self.with_cp = with_cp
 
         depths = arch['depths']
-        drop_path = torch.linspace(0, drop_path_rate, sum(depths)).split(list(depths))
+        drop_path = torch.linspace(0, drop_path_rate, sum(depths), device='cpu').split(list(depths))
         self.patch_embed = Stem(self.embed_dims[0], norm_cfg)
         self.layers = ModuleList()
         for i in range(num_built):

@@ -60,7 +60,7 @@ def mala_attention(
             )
     num_tokens, head_dim = q.shape[-2:]
     height, width = size
-    if height * width != num_tokens or num_tokens == 0:
+    if height * width != num_tokens or height < 1:
         raise ValueError(
             f'size must hold the {num_tokens} tokens of q and at least one, got {height} x {width}'
         )
