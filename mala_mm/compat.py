@@ -1,6 +1,6 @@
 """What the last OpenMMLab releases need on current PyTorch, and nothing else.
 
-Three gaps are closed, each only where the package in question is installed:
+Each gap is closed only where the package in question is installed:
 
 * mmcv's compiled operators: where ``mmcv._ext`` is missing (mmcv-lite), the torchvision-backed
   :mod:`mala_mm.mmcv_ext` takes its place. A compiled mmcv is used untouched.
@@ -9,10 +9,13 @@ Three gaps are closed, each only where the package in question is installed:
   is still refused.
 * ``_base_ = 'mala_mm::NAME.py'`` in configs: mmengine resolves this form for its own projects
   only.
+* mmengine imports ``pkg_resources`` anew for every ``_base_`` out of a wheel: its deprecation
+  warning, which a user can do nothing about, is silenced.
 """
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -28,6 +31,7 @@ def apply() -> None:
     if find_spec('mmengine') is not None:
         _allow_mmengine_checkpoints()
         _resolve_mala_mm_bases()
+        warnings.filterwarnings('ignore', 'pkg_resources is deprecated', UserWarning)
 
 
 def _supply_mmcv_ext() -> None:

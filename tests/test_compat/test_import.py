@@ -87,3 +87,12 @@ def test_importing_again_changes_nothing():
         print(Config._get_cfg_path is before)
     """
     assert run(code) == 'True'
+
+
+def test_reading_a_config_warns_of_nothing():
+    code = """
+        import mala_mm
+        from mmengine.config import Config
+        Config.fromfile(mala_mm.config_path('mask_rcnn_mavit_t_coco.py'))
+    """
+    assert run(code, '-W', 'error::DeprecationWarning:mala_mm') == ''

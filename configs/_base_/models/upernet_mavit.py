@@ -1,0 +1,11 @@
+_base_ = 'mmseg::_base_/models/upernet_r50.py'
+
+# Configs add what depends on the size: `backbone.arch` and the heads' `in_channels`.
+data_preprocessor = dict(size=(512, 512))
+model = dict(
+    data_preprocessor=data_preprocessor,
+    pretrained=None,
+    backbone=dict(_delete_=True, type='mala_mm.MAViT', norm_cfg=dict(type='SyncBN')),
+    decode_head=dict(num_classes=150),
+    auxiliary_head=dict(num_classes=150),
+)

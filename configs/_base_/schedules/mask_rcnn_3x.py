@@ -1,0 +1,7 @@
+_base_ = 'mask_rcnn_1x.py'
+
+train_cfg = dict(max_epochs=36)
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.001, by_epoch=False, begin=0, end=500),
+    dict(type='MultiStepLR', begin=0, end=36, by_epoch=True, milestones=[27, 33], gamma=0.1),
+]
