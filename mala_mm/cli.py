@@ -1,0 +1,230 @@
+"""How the command lines of tools/train.py and tools/test.py change a config.
+
+The functions change the config in place and raise `UsageError` for a user's mistake. Some return
+warnings, which `run` logs once the runner has opened the log file.
+"""
+
+import argparse
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config, ConfigDict, DictAction
+from mmengine.device import get_device
+
+DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
+
+
+class UsageError(ValueError):
+    """A mistake of the command line's user, told in one line."""
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that training and testing share."""
+    parser.add_argument('--work-dir', help='directory of logs and checkpoints [./work_dirs/CONFIG]')
+    parser.add_argument(
+        '--cfg-options',
+        nargs='+',
+        type=_key_value,
+        action=DictAction,
+        metavar='KEY=VALUE',
+        help='settings to change in the config, such as train_dataloader.batch_size=4 '
+        'train_dataloader.dataset.pipeline.2.scale="(800,480)"',
+    )
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    parser.add_argument(
+        '--local-rank', '--local_rank', type=int, default=0, help='set by the launcher'
+    )
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Return the config that `config`, `cfg_options`, `work_dir` and `launcher` describe.
+
+    Raises:
+        UsageError: the file or one of its bases does not exist or is no config, an option does
+            not fit it, its `default_scope` is neither 'mmdet' nor 'mmseg', or a launcher is asked
+            for on a machine without GPU.
+    """
+    try:
+        cfg = Config.fromfile(args.config)
+    except OSError as error:
+        raise UsageError(f'config {args.config} cannot be read: {error}') from None
+    try:
+        cfg.merge_from_dict(args.cfg_options or {})
+    except (KeyError, TypeError) as error:
+        raise UsageError(f'--cfg-options do not fit {args.config}: {error.args[0]}') from None
+    scope = cfg.get('default_scope')
+    if scope not in (DETECTION, SEGMENTATION):
+        raise UsageError(
+            f"config {args.config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
+            f'(segmentation), got {scope!r}'
+        )
+    if args.launcher != 'none' and get_device() == 'cpu':
+        raise UsageError(f'--launcher {args.launcher} needs GPUs, but this machine has none')
+    cfg.launcher = args.launcher
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    cfg.work_dir = args.work_dir or cfg.get('work_dir') or f'./work_dirs/{Path(args.config).stem}'
+    return cfg
+
+
+def set_checkpoint(cfg: Config, checkpoint: str) -> None:
+    """Load `checkpoint` (a path, or a URL that mmengine knows) before the run starts."""
+    if '://' not in checkpoint and not Path(checkpoint).is_file():
+        raise UsageError(f'checkpoint {checkpoint} does not exist')
+    cfg.load_from = checkpoint
+
+
+def set_resume(cfg: Config, resume: str) -> list[str]:
+    """Continue from the checkpoint `resume`, or for 'auto' from the newest one in the work_dir.
+
+    Where 'auto' finds none, the config stays as it is (its `load_from` included).
+    """
+    if resume == 'auto':
+        if not Path(cfg.work_dir, 'last_checkpoint').is_file():
+            return [f'--resume auto: no checkpoint in {cfg.work_dir}, training starts fresh.']
+        from mmengine.runner import find_latest_checkpoint
+
+        resume = find_latest_checkpoint(cfg.work_dir)
+    set_checkpoint(cfg, resume)
+    cfg.resume = True
+    return []
+
+
+def set_amp(cfg: Config) -> list[str]:
+    """Train in mixed precision with dynamic loss scaling."""
+    if get_device() in ('cpu', 'mps'):
+        raise UsageError(f'--amp needs a GPU, but this machine trains on {get_device()}')
+    wrapper = _type_name(cfg.optim_wrapper, default='OptimWrapper')
+    if wrapper == 'AmpOptimWrapper':
+        return ['--amp: the config sets AmpOptimWrapper already, which stays as it is.']
+    if wrapper != 'OptimWrapper':
+        raise UsageError(f'--amp replaces optim_wrapper.type OptimWrapper, but found {wrapper}')
+    cfg.optim_wrapper.update(type='AmpOptimWrapper', loss_scale='dynamic')
+    return []
+
+
+def set_auto_scale_lr(cfg: Config) -> None:
+    """Scale the learning rate with the batch size over `auto_scale_lr.base_batch_size`."""
+    if not (cfg.get('auto_scale_lr') or {}).get('base_batch_size'):
+        raise UsageError('--auto-scale-lr needs auto_scale_lr.base_batch_size in the config')
+    cfg.auto_scale_lr.enable = True
+
+
+def set_out(cfg: Config, out: str) -> None:
+    """Write the predictions: detection one pickle file, segmentation a directory of PNG files."""
+    evaluator = cfg.test_evaluator
+    metrics = list(evaluator) if isinstance(evaluator, (list, tuple)) else [evaluator]
+    is_pickle = out.endswith(('.pkl', '.pickle'))
+    if cfg.default_scope == DETECTION:
+        if not is_pickle:
+            raise UsageError(f'--out {out}: detection writes one file, expected NAME.pkl')
+        cfg.test_evaluator = [*metrics, dict(type='DumpDetResults', out_file_path=out)]
+        return
+    if is_pickle or Path(out).is_file():
+        raise UsageError(f'--out {out}: segmentation writes a PNG per image, expected a directory')
+    iou_metrics = [metric for metric in metrics if _type_name(metric) == 'IoUMetric']
+    if not iou_metrics:
+        raise UsageError('--out needs IoUMetric in the test_evaluator of a segmentation config')
+    for metric in iou_metrics:
+        metric.output_dir = out
+
+
+def set_show(cfg: Config, show: bool, show_dir: str | None, wait_time: float) -> None:
+    """Draw every test image with its predictions, in a window or into `show_dir`.
+
+    Detection writes `show_dir/NAME`, segmentation `show_dir/vis_data/vis_image/test_NAME_0.png`.
+    """
+    hook = (cfg.get('default_hooks') or {}).get('visualization')
+    if not hook:
+        raise UsageError(
+            '--show and --show-dir need a default_hooks.visualization in the config '
+            '(DetVisualizationHook or SegVisualizationHook)'
+        )
+    hook.update(draw=True, show=show, wait_time=wait_time)
+    if cfg.default_scope == DETECTION:
+        # mmdet would put a relative path below work_dir/TIMESTAMP.
+        hook.test_out_dir = show_dir and os.path.abspath(show_dir)
+        return
+    if show and show_dir:
+        raise UsageError('give --show or --show-dir: segmentation cannot do both in one run')
+    hook.interval = 1
+    if show_dir:
+        cfg.visualizer.save_dir = show_dir
+
+
+def set_tta(cfg: Config) -> None:
+    """Wrap the model for test-time augmentation: the config's own, or flips for a box detector."""
+    dataset = cfg.test_dataloader.dataset
+    while 'dataset' in dataset:
+        dataset = dataset.dataset
+    if cfg.default_scope == DETECTION:
+        if cfg.model.get('mask_head') or cfg.model.get('roi_head', {}).get('mask_head'):
+            raise UsageError(
+                '--tta: mmdet cannot merge the masks of augmented images; leave --tta out or test '
+                'a detector without masks, such as RetinaNet'
+            )
+        if not cfg.get('tta_model'):
+            nms = dict(type='nms', iou_threshold=0.5)
+            cfg.tta_model = dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
+        if not cfg.get('tta_pipeline'):
+            cfg.tta_pipeline = _with_flips(dataset.pipeline)
+    elif not (cfg.get('tta_model') and cfg.get('tta_pipeline')):
+        raise UsageError('--tta needs tta_model and tta_pipeline in a segmentation config')
+    dataset.pipeline = cfg.tta_pipeline
+    cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
+
+
+def add_empty_detections_hook(cfg: Config) -> None:
+    """Let a detection run report 0.0 where mmdet reports nothing (see EmptyDetectionsHook)."""
+    hook = dict(type='mala_mm.EmptyDetectionsHook')
+    hooks = list(cfg.get('custom_hooks') or [])
+    if cfg.default_scope == DETECTION and hook not in hooks:
+        cfg.custom_hooks = [*hooks, hook]
+
+
+def run(cfg: Config, command: str, warnings: list[str]) -> None:
+    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'.
+
+    Raises:
+        UsageError: the checkpoint was refused, since it holds more than weights and plain values.
+    """
+    from mmengine.runner import Runner
+
+    runner = Runner.from_cfg(cfg)
+    if command == 'test':
+        # mmseg's drawing hook asks for runner.iter, which would build the training data.
+        runner._train_loop = None
+    for warning in warnings:
+        runner.logger.warning(warning)
+    try:
+        getattr(runner, command)()
+    except pickle.UnpicklingError as error:
+        found = re.search(r'GLOBAL (\S+)', str(error))
+        reason = f'it names {found[1]}' if found else 'it is damaged or no checkpoint'
+        raise UsageError(
+            f'checkpoint {cfg.load_from} was refused: {reason}, where only weights and plain '
+            'values are loaded'
+        ) from None
+
+
+def _key_value(text: str) -> str:
+    if '=' not in text:
+        raise argparse.ArgumentTypeError(f'expected KEY=VALUE, got {text!r}')
+    return text
+
+
+def _type_name(cfg: dict, default: str | None = None) -> str | None:
+    kind: Any = cfg.get('type', default)
+    return kind.split('.')[-1] if isinstance(kind, str) else getattr(kind, '__name__', kind)
+
+
+def _with_flips(pipeline: list[dict]) -> list[dict]:
+    """Replace the last transform, PackDetInputs, by a plain and a flipped copy of the image."""
+    *loading, pack = pipeline
+    pack = dict(pack)
+    if 'meta_keys' in pack:
+        pack['meta_keys'] = (*pack['meta_keys'], 'flip', 'flip_direction')
+    flips = [dict(type='RandomFlip', prob=1.0), dict(type='RandomFlip', prob=0.0)]
+    return [*loading, dict(type='TestTimeAug', transforms=[flips, [pack]])]

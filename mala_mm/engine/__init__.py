@@ -1,0 +1,5 @@
+"""Hooks for mmengine's runner."""
+
+from .empty_detections_hook import EmptyDetectionsHook
+
+__all__ = ['EmptyDetectionsHook']
