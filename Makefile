@@ -5,7 +5,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-INSTALLING := .venv/.installing
+# Stands beside .venv while it is being made. Found later, it says that the set-up was broken off,
+# perhaps in the middle of a package: .venv is then made anew. A .venv that somebody else made never
+# has it and is only installed into.
+UNFINISHED := .venv-unfinished
 
 .PHONY: demo test lint
 
@@ -19,13 +22,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# The marker stands from the first to the last step: where it is found, an earlier set-up was broken
-# off, perhaps in the middle of a package, and the environment is made anew.
-$(INSTALLED): setup.py mala_mm/version.py
+$(INSTALLED): setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
 	"mala_mm needs Python 3.10 to 3.13, $(PYTHON) is %d.%d: run make PYTHON=python3.12" % v)'
-	@echo 'Setting up .venv; the download is several GB the first time.'
-	$(PYTHON) -m venv $(if $(wildcard $(INSTALLING)),--clear) .venv
-	@touch $(INSTALLING)
+	@test -d .venv || touch $(UNFINISHED)
+	@echo 'Setting up .venv; the first time, several GB are downloaded.'
+	@if test -e $(UNFINISHED); then $(PYTHON) -m venv --clear .venv; fi
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
-	@mv $(INSTALLING) $(INSTALLED)
+	@rm -f $(UNFINISHED)
+	@touch $(INSTALLED)

@@ -17,7 +17,7 @@ setup(
     license='Apache-2.0',
     packages=find_packages(include=['mala_mm', 'mala_mm.*']),
     # configs/ and tools/ travel inside the package, where mmengine's tools look for them
-    package_data={'mala_mm': ['.mim/*', '.mim/**/*']},
+    package_data={'mala_mm': ['.mim/**/*.py', '.mim/**/*.sh']},
     python_requires='>=3.10,<3.14',
     install_requires=[
         'torch>=2.6',

@@ -6,13 +6,13 @@ warnings, which `run` logs once the runner has opened the log file.
 
 import argparse
 import os
-import pickle
-import re
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.device import get_device
+
+from .checkpoint import read_checkpoint
 
 DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
 
@@ -49,7 +49,7 @@ def load_config(args: argparse.Namespace) -> Config:
     """
     try:
         cfg = Config.fromfile(args.config)
-    except OSError as error:
+    except (OSError, KeyError, ValueError, SyntaxError, ImportError) as error:
         raise UsageError(f'config {args.config} cannot be read: {error}') from None
     try:
         cfg.merge_from_dict(args.cfg_options or {})
@@ -71,8 +71,8 @@ def load_config(args: argparse.Namespace) -> Config:
 
 def set_checkpoint(cfg: Config, checkpoint: str) -> None:
     """Load `checkpoint` (a path, or a URL that mmengine knows) before the run starts."""
-    if '://' not in checkpoint and not Path(checkpoint).is_file():
-        raise UsageError(f'checkpoint {checkpoint} does not exist')
+    if '://' not in checkpoint:
+        read_checkpoint(checkpoint, map_location='meta')  # before anything else is built
     cfg.load_from = checkpoint
 
 
@@ -185,11 +185,7 @@ def add_empty_detections_hook(cfg: Config) -> None:
 
 
 def run(cfg: Config, command: str, warnings: list[str]) -> None:
-    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'.
-
-    Raises:
-        UsageError: the checkpoint was refused, since it holds more than weights and plain values.
-    """
+    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'."""
     from mmengine.runner import Runner
 
     runner = Runner.from_cfg(cfg)
@@ -198,15 +194,7 @@ def run(cfg: Config, command: str, warnings: list[str]) -> None:
         runner._train_loop = None
     for warning in warnings:
         runner.logger.warning(warning)
-    try:
-        getattr(runner, command)()
-    except pickle.UnpicklingError as error:
-        found = re.search(r'GLOBAL (\S+)', str(error))
-        reason = f'it names {found[1]}' if found else 'it is damaged or no checkpoint'
-        raise UsageError(
-            f'checkpoint {cfg.load_from} was refused: {reason}, where only weights and plain '
-            'values are loaded'
-        ) from None
+    getattr(runner, command)()
 
 
 def _key_value(text: str) -> str:

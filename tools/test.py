@@ -4,6 +4,7 @@ import argparse
 
 import mala_mm  # noqa: F401  prepares current PyTorch for mmengine, mmdet and mmseg
 from mala_mm import cli
+from mala_mm.checkpoint import CheckpointError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,7 +42,7 @@ def main() -> None:
             cli.set_tta(cfg)
         cli.add_empty_detections_hook(cfg)
         cli.run(cfg, 'test', [])
-    except cli.UsageError as error:
+    except (cli.UsageError, CheckpointError) as error:
         parser.exit(2, f'{parser.prog}: error: {error}\n')
 
 

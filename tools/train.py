@@ -4,6 +4,7 @@ import argparse
 
 import mala_mm  # noqa: F401  prepares current PyTorch for mmengine, mmdet and mmseg
 from mala_mm import cli
+from mala_mm.checkpoint import CheckpointError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,13 +35,15 @@ def main() -> None:
         warnings = []
         if args.resume:
             warnings += cli.set_resume(cfg, args.resume)
+        elif cfg.get('load_from'):
+            cli.set_checkpoint(cfg, cfg.load_from)
         if args.amp:
             warnings += cli.set_amp(cfg)
         if args.auto_scale_lr:
             cli.set_auto_scale_lr(cfg)
         cli.add_empty_detections_hook(cfg)
         cli.run(cfg, 'train', warnings)
-    except cli.UsageError as error:
+    except (cli.UsageError, CheckpointError) as error:
         parser.exit(2, f'{parser.prog}: error: {error}\n')
 
 

@@ -65,6 +65,12 @@ class RotaryEmbedding(nn.Module):
             self.angle = angle.to(self.angle.device)
         return self
 
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
+        # the angles follow from the head dim; a file may hold them in half precision
+        if prefix + 'angle' in state_dict:
+            state_dict[prefix + 'angle'] = self.angle
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
 
 class GatedAttention(nn.Module):
     """What both kinds of attention share: projections, LePE and gate.
@@ -98,17 +104,7 @@ class GatedAttention(nn.Module):
 class MagnitudeAwareLinearAttention(GatedAttention):
     """MALA (arXiv 2507.00698): linear in the number of tokens."""
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        size: tuple[int, int],
-        angle: Tensor,
-        lepe: Tensor,
-        gate: Tensor,
-    ) -> Tensor:
-        return mala_attention(q, k, v, size, angle, lepe, gate)
+    attend = staticmethod(mala_attention)
 
 
 class SoftmaxAttention(GatedAttention):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mala_mm.checkpoint import load_backbone
 from mala_mm.registry import MODELS
 
 from .layers import (
@@ -69,7 +70,8 @@ class MAViT(BaseModule):
         norm_eval (bool): Keep the statistics of these norms fixed in training. Defaults to False.
         with_cp (bool): Recompute each block in the backward pass to save memory. Defaults to
             False.
-        init_cfg (dict | list[dict], optional): Defaults to None, the published initialisation.
+        init_cfg (dict | list[dict], optional): ``dict(type='Pretrained', checkpoint=...)`` loads a
+            published file as it is. Defaults to None, the published initialisation.
 
     Raises:
         ValueError: If an argument is out of its range; the message names the expected one.
@@ -188,6 +190,8 @@ class MAViT(BaseModule):
                     f'arch must be one of {", ".join(cls.arch_settings)} or a dict, got {arch!r}'
                 )
             return cls.arch_settings[arch.lower()]
+        if not isinstance(arch, dict):
+            raise ValueError(f'arch must be a name or a dict, got {arch!r}')
         keys = set(cls.arch_settings['t'])
         if set(arch) != keys:
             raise ValueError(
@@ -229,6 +233,14 @@ class MAViT(BaseModule):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
+
+    def init_weights(self) -> None:
+        """Initialise as ``init_cfg`` says; pretrained weights must fit (see `load_backbone`)."""
+        if isinstance(self.init_cfg, dict) and self.init_cfg['type'] == 'Pretrained':
+            load_backbone(self, self.init_cfg['checkpoint'])
+            self._is_init = True
+        else:
+            super().init_weights()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Feature maps of an image batch.

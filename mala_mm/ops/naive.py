@@ -28,14 +28,15 @@ def naive_mala_attention(
     All arithmetic is float32 (float64 for float64 inputs) whatever the input dtype: in half
     precision ``phi`` underflows and ``1 / z`` overflows.
     """
-    with torch.autocast(q.device.type, enabled=False):
+    has_autocast = torch.amp.is_autocast_available(q.device.type)  # the meta device has none
+    with torch.autocast(q.device.type if has_autocast else 'cpu', enabled=False):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         value = v.to(dtype)
         phi_q, phi_k = feature_map(q.to(dtype)), feature_map(k.to(dtype))
         num_tokens, head_dim = q.shape[-2:]
         scale = head_dim**-0.5
 
-        z = scale * phi_q @ phi_k.mean(-2).unsqueeze(-1)  # [B, H, N, 1], features not rotated
+        z = phi_q @ (scale * phi_k.mean(-2)).unsqueeze(-1)  # [B, H, N, 1], features not rotated
         if angle is not None:
             cos, sin = rotary_tables(angle, *size, dtype)
             phi_q, phi_k = apply_rotary(phi_q, cos, sin), apply_rotary(phi_k, cos, sin)

@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
 
 from mala_mm import cli
+from mala_mm.checkpoint import CheckpointError
 
 PACK = dict(type='PackDetInputs', meta_keys=('img_id', 'ori_shape'))
 
@@ -81,9 +83,9 @@ class TestParsers:
             ('train', ['c.py', '--auto-scale-lr'], 'base_batch_size'),
             ('train', ['c.py', '--cfg-options', 'default_scope=mmpose'], "got 'mmpose'"),
             ('test', ['c.py', 'none.pth'], 'none.pth does not exist'),
-            ('test', ['c.py', 'c.py', '--out', 'folder'], 'NAME.pkl'),
-            ('test', ['c.py', 'c.py', '--show'], 'default_hooks.visualization'),
-            ('test', ['c.py', 'c.py', '--tta'], 'masks'),
+            ('test', ['c.py', 'w.pth', '--out', 'folder'], 'NAME.pkl'),
+            ('test', ['c.py', 'w.pth', '--show'], 'default_hooks.visualization'),
+            ('test', ['c.py', 'w.pth', '--tta'], 'masks'),
         ],
     )
     def test_mistake_is_one_line_before_anything_is_built(
@@ -92,6 +94,7 @@ class TestParsers:
         model = "model = dict(roi_head=dict(mask_head=dict(type='FCNMaskHead')))\n"
         data = "test_evaluator = dict(type='CocoMetric')\ntest_dataloader = dict(dataset=dict())\n"
         (tmp_path / 'c.py').write_text(f"default_scope = 'mmdet'\n{model}{data}")
+        torch.save({}, tmp_path / 'w.pth')
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr('sys.argv', [name, *given])
         monkeypatch.setattr(cli, 'run', lambda *args: pytest.fail('a runner was built'))
@@ -153,14 +156,14 @@ class TestLoadConfig:
 class TestResume:
     def test_path(self, tmp_path):
         checkpoint = tmp_path / 'epoch_1.pth'
-        checkpoint.touch()
+        torch.save({}, checkpoint)
         cfg = Config(dict(work_dir=str(tmp_path), load_from='pretrained.pth'))
         assert cli.set_resume(cfg, str(checkpoint)) == []
         assert (cfg.resume, cfg.load_from) == (True, str(checkpoint))
 
     def test_auto_takes_the_newest(self, tmp_path):
         for name in ('epoch_9.pth', 'epoch_10.pth'):
-            (tmp_path / name).touch()
+            torch.save({}, tmp_path / name)
         newest = str(tmp_path / 'epoch_10.pth')
         (tmp_path / 'last_checkpoint').write_text(newest)
         cfg = Config(dict(work_dir=str(tmp_path)))
@@ -177,7 +180,7 @@ class TestResume:
         gone = str(tmp_path / 'gone.pth')
         (tmp_path / 'last_checkpoint').write_text(gone)
         for resume in ('auto', gone):
-            with pytest.raises(cli.UsageError, match=r'gone\.pth does not exist'):
+            with pytest.raises(CheckpointError, match=r'gone\.pth does not exist'):
                 cli.set_resume(Config(dict(work_dir=str(tmp_path))), resume)
 
     def test_url_is_left_to_mmengine(self):

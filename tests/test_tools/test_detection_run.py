@@ -116,19 +116,64 @@ def test_resume_auto_continues(trained, checkpoint, run_tool, tiny_mask_rcnn):
     assert logged_steps(checkpoint.parent) == [3, 4]
 
 
-def test_checkpoint_with_a_call_is_refused(run_tool, tiny_mask_rcnn, tmp_path):
-    class Call:
-        def __reduce__(self):
-            return os.system, (f'touch {tmp_path / "ran"}',)
+class Call:
+    def __init__(self, function, *args):
+        self.call = (function, args)
 
-    torch.save(dict(state_dict={}, meta=Call()), tmp_path / 'evil.pth')
-    result = run_tool('test', tiny_mask_rcnn, 'evil.pth', cwd=tmp_path)
+    def __reduce__(self):
+        return self.call
+
+
+def write_call(path, *call):
+    torch.save(dict(state_dict={}, meta=Call(*call)), path)
+
+
+def write_truncated(path):
+    torch.save(dict(state_dict=dict(weight=torch.ones(9))), path)
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+BAD_CHECKPOINTS = {
+    'a call': (lambda path: write_call(path, os.system, f'touch {path}.ran'), 'posix.system'),
+    'getattr': (lambda path: write_call(path, getattr, 'text', 'format'), 'builtins.getattr'),
+    'truncated': (write_truncated, 'damaged'),
+    'text': (lambda path: path.write_text('epoch_1'), 'damaged or no checkpoint'),
+    'empty': (lambda path: path.touch(), 'damaged or no checkpoint'),
+    'a tensor': (lambda path: torch.save(torch.ones(2), path), 'holds a Tensor'),
+    'a folder': (lambda path: path.mkdir(), 'does not exist'),
+}
+
+
+@pytest.mark.parametrize(('write', 'reason'), BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS.keys())
+def test_bad_checkpoint_is_one_line(
+    tool, tiny_mask_rcnn, tmp_path, capsys, monkeypatch, write, reason
+):
+    path = tmp_path / 'evil.pth'
+    write(path)
+    monkeypatch.chdir(tmp_path)
+    for name, args in (('test', [path]), ('train', ['--resume', path])):
+        monkeypatch.setattr('sys.argv', [f'{name}.py', *map(str, [tiny_mask_rcnn, *args])])
+        with pytest.raises(SystemExit) as exit_:
+            tool(name).main()
+        assert exit_.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f'{name}.py: error: checkpoint {path} ')
+        assert reason in line
+    assert not (tmp_path / 'evil.pth.ran').exists()
+
+
+def test_bad_pretrained_backbone_is_told_in_one_line(run_tool, tiny_mask_rcnn, tmp_path):
+    path = tmp_path / 'evil.pth'
+    torch.save(dict(model=Call(os.system, f'touch {path}.ran')), path)
+    options = (
+        'model.backbone.init_cfg.type=Pretrained',
+        f'model.backbone.init_cfg.checkpoint={path}',
+    )
+    result = run_tool('train', tiny_mask_rcnn, '--cfg-options', *options, cwd=tmp_path)
     assert result.returncode == 2
-    refusal = result.stdout.splitlines()[-1]
-    assert refusal.startswith('test.py: error: checkpoint evil.pth was refused')
-    assert 'posix.system' in refusal
-    assert 'Traceback' not in result.stdout
-    assert not (tmp_path / 'ran').exists()
+    line = result.stdout.splitlines()[-1]
+    assert line.startswith(f'train.py: error: checkpoint {path} was refused: it names posix.system')
+    assert not (tmp_path / 'evil.pth.ran').exists()
 
 
 def test_tta_of_a_box_detector(run_tool, tiny_retinanet, tmp_path):
