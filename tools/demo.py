@@ -24,7 +24,7 @@ def run_tool(name: str, work_dir: Path, *arguments: str | Path) -> None:
         SystemExit: with its exit code, where it fails.
     """
     command = [sys.executable, Path(__file__).absolute().with_name(name), *arguments]
-    # Threads that wait by spinning make training three times slower where other programs run.
+    # Threads that wait by spinning slow training down several times where other programs run.
     env = {'OMP_WAIT_POLICY': 'PASSIVE', **os.environ}
     process = subprocess.run(command, cwd=work_dir, env=env)
     if process.returncode:
