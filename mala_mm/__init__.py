@@ -23,7 +23,7 @@ def config_path(name: str) -> str:
     """
     configs = Path(__file__).resolve().parent / '.mim' / 'configs'
     path = configs / name
-    if not path.is_file():
+    if not path.is_file() or '..' in path.parts or configs not in path.parents:
         shipped = ', '.join(sorted(p.name for p in configs.glob('*.py')))
         raise FileNotFoundError(f'mala_mm ships no config {name!r}; it has: {shipped}')
     return str(path)

@@ -44,7 +44,7 @@ def read_checkpoint(filename: str, map_location: str = 'cpu') -> dict[str, Any]:
     return checkpoint
 
 
-def load_backbone(backbone: nn.Module, filename: str) -> None:
+def load_backbone(backbone: nn.Module, filename: str, prefix: str | None = None) -> None:
     """Load a MAViT from a published ImageNet model, a detector, a segmentor or a backbone.
 
     Takes ``{'model': ...}``, ``{'state_dict': ...}`` or bare weights, with the prefixes
@@ -54,6 +54,8 @@ def load_backbone(backbone: nn.Module, filename: str) -> None:
     Args:
         backbone (nn.Module): A :class:`mala_mm.models.MAViT`.
         filename (str): A path or a URL.
+        prefix (str, optional): Take the tensors under this prefix only. Defaults to None,
+            ``backbone.`` where there is such a prefix.
 
     Raises:
         CheckpointError: If any other tensor is missing, left over or of another shape. Nothing is
@@ -64,12 +66,14 @@ def load_backbone(backbone: nn.Module, filename: str) -> None:
         if isinstance(weights.get(wrapping), dict):
             weights = weights[wrapping]
             break
-    weights = {name.removeprefix('module.'): tensor for name, tensor in weights.items()}
-    if any(name.startswith('backbone.') for name in weights):
+    weights = {str(name).removeprefix('module.'): tensor for name, tensor in weights.items()}
+    if prefix is None and any(name.startswith('backbone.') for name in weights):
+        prefix = 'backbone.'
+    if prefix is not None:
         weights = {
-            name.removeprefix('backbone.'): tensor
+            name.removeprefix(prefix).lstrip('.'): tensor
             for name, tensor in weights.items()
-            if name.startswith('backbone.')
+            if name.startswith(prefix)
         }
     own = backbone.state_dict()
     unbuilt = _unbuilt_names(backbone)

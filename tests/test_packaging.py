@@ -138,6 +138,9 @@ def test_unknown_config_is_named(tmp_path):
         FileNotFoundError, match=r"no config 'nothing\.py'; it has: cascade_mavit_b"
     ):
         mala_mm.config_path('nothing.py')
+    for name in ('../tools/train.py', str(Path(mala_mm.__file__))):
+        with pytest.raises(FileNotFoundError, match='no config'):
+            mala_mm.config_path(name)
     child = tmp_path / 'child.py'
     child.write_text("_base_ = 'mala_mm::nothing.py'")
     with pytest.raises(FileNotFoundError, match=r"no config 'nothing\.py'"):

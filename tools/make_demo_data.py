@@ -565,6 +565,14 @@ def save(path: Path, image: np.ndarray, *options: int) -> None:
         raise OSError(f'{path}: cannot be written')
 
 
+def remove_data(folder: Path) -> None:
+    """Remove a folder of ours, the marker last: a folder that is left half-removed stays ours."""
+    if folder.is_dir():
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == MARKER):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+        folder.rmdir()
+
+
 def make_demo_data(
     out_dir: str | Path,
     seed: int = 0,
@@ -588,7 +596,7 @@ def make_demo_data(
     Raises:
         FileExistsError: `out_dir`, or the folder beside it, holds what this tool did not write.
     """
-    out_dir = Path(out_dir).absolute()
+    out_dir = Path(out_dir).resolve()
     partial = out_dir.with_name(f'.{out_dir.name}.partial')
     recipe = {
         'seed': seed,
@@ -607,12 +615,12 @@ def make_demo_data(
     if (out_dir / MARKER).is_file() and json.loads((out_dir / MARKER).read_text()) == recipe:
         print(f'{out_dir}: already drawn')
         return
-    shutil.rmtree(partial, ignore_errors=True)
+    remove_data(partial)
     partial.mkdir(parents=True)
     (partial / MARKER).write_text(json.dumps(recipe))
     write_split(partial, seed, 'train', train, size, first_id=1)
     write_split(partial, seed, 'val', val, size, first_id=train + 1)
-    shutil.rmtree(out_dir, ignore_errors=True)
+    remove_data(out_dir)
     partial.rename(out_dir)
     print(f'{out_dir}: complete')
 

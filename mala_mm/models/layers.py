@@ -55,6 +55,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
+        self.head_dim = head_dim
         self.register_buffer('angle', rotary_angles(head_dim))
 
     def _apply(self, fn: Callable, recurse: bool = True) -> 'RotaryEmbedding':
@@ -67,8 +68,9 @@ class RotaryEmbedding(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args) -> None:
         # the angles follow from the head dim; a file may hold them in half precision
-        if prefix + 'angle' in state_dict:
-            state_dict[prefix + 'angle'] = self.angle
+        loaded = state_dict.get(prefix + 'angle')
+        if loaded is not None and loaded.shape == self.angle.shape:
+            state_dict[prefix + 'angle'] = rotary_angles(self.head_dim).to(loaded.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -236,11 +236,18 @@ class MAViT(BaseModule):
 
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; pretrained weights must fit (see `load_backbone`)."""
-        if isinstance(self.init_cfg, dict) and self.init_cfg['type'] == 'Pretrained':
-            load_backbone(self, self.init_cfg['checkpoint'])
-            self._is_init = True
-        else:
+        init_cfg = self.init_cfg
+        pretrained, others = [], []
+        for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
+            is_pretrained = str(cfg['type']).rpartition('.')[2] in ('Pretrained', 'PretrainedInit')
+            (pretrained if is_pretrained else others).append(cfg)
+        if others:
+            self.init_cfg = others
             super().init_weights()
+            self.init_cfg = init_cfg
+        for cfg in pretrained:
+            load_backbone(self, cfg['checkpoint'], cfg.get('prefix'))
+        self._is_init = True
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Feature maps of an image batch.

@@ -12,6 +12,8 @@ import torch
 from mmengine.logging import HistoryBuffer, MessageHub
 from mmengine.runner.checkpoint import load_from_local
 
+from mala_mm import safe_globals
+
 
 def test_what_mmengine_saves_is_read(tmp_path):
     hub = MessageHub.get_instance('test_what_mmengine_saves_is_read')
@@ -84,6 +86,18 @@ def array_with(dtype: object, content: bytes, shape: tuple = (1,)) -> Call:
     return Call(reconstruct, np.ndarray, (0,), b'b', state=state)
 
 
+def forged_interface() -> argparse.Namespace:
+    """numpy would take it for an array at address 16."""
+    interface = dict(shape=(4,), typestr='<u8', data=(16, True), version=3)
+    return argparse.Namespace(__array_interface__=interface)
+
+
+def forged_history() -> HistoryBuffer:
+    buffer = HistoryBuffer()
+    buffer._log_history = [forged_interface()]
+    return buffer
+
+
 FORGED = 8 * b'A'
 PLAIN = (3, '<', None, None, None, -1, -1, 0)
 POISONS = {
@@ -103,6 +117,12 @@ POISONS = {
     ),
     'too little content': lambda flag: array_with(dtype_with(PLAIN), FORGED, (1000,)),
     'negative shape': lambda flag: array_with(dtype_with(PLAIN), FORGED, (-1, -1)),
+    'HistoryBuffer called': lambda flag: Call(HistoryBuffer, [forged_interface()], [1]),
+    'HistoryBuffer of other': lambda flag: forged_history(),
+    'Namespace with an interface': lambda flag: forged_interface(),
+    'Namespace as another class': lambda flag: Call(
+        argparse.Namespace, state=({}, {'__class__': HistoryBuffer})
+    ),
     'scalar of an object': lambda flag: Call(
         np.float64(0).__reduce__()[0], Call(np.dtype, 'O', False, True), FORGED
     ),
@@ -117,6 +137,32 @@ def test_code_is_refused(tmp_path, poison):
     with pytest.raises(pickle.UnpicklingError, match=r'GLOBAL|unsupported'):
         load_from_local(str(path), 'cpu')
     assert not flag.exists()
+
+
+def test_statistics_of_a_file_stay_out_of_the_class(tmp_path):
+    path, buffer = tmp_path / 'poison.pth', HistoryBuffer([1.0, 5.0], [1, 1])
+    buffer._statistics_methods = dict(mean=HistoryBuffer.min, current='boom')
+    torch.save(buffer, path)
+    loaded = torch.load(path, weights_only=True)
+    assert type(loaded) is HistoryBuffer
+    assert loaded.statistics('mean') == 3.0
+    assert HistoryBuffer([2.0, 4.0], [1, 1]).statistics('mean') == 3.0
+
+
+def test_an_array_is_filled_once():
+    array = safe_globals.empty_array()
+    state = (1, (1,), safe_globals.NumberDtype('f8'), False, FORGED)
+    array.__setstate__(state)
+    with pytest.raises(pickle.UnpicklingError, match='not allowed'):
+        array.__setstate__(state)
+
+
+def test_a_dtype_is_saved_as_a_dtype(tmp_path):
+    path, dtype = tmp_path / 'dtype.pth', np.dtype('>i4')
+    for _ in range(2):
+        torch.save(dtype, path)
+        dtype = torch.load(path, weights_only=True)
+        assert dtype.numpy == np.dtype('>i4')
 
 
 def test_forged_fields_of_a_dtype_come_to_nothing(tmp_path):

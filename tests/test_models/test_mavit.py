@@ -223,6 +223,21 @@ def test_pretrained(wrap, tmp_path):
     assert torch.equal(part.state_dict()[name], source.state_dict()[name])
 
 
+@pytest.mark.parametrize('prefix', ['encoder.backbone', 'encoder.backbone.'])
+def test_pretrained_in_a_list_and_under_a_prefix(prefix, tmp_path):
+    path = tmp_path / 'weights.pth'
+    source = tiny()
+    load_parameters(source)
+    torch.save(dict(state_dict=prefixed(source.state_dict(), 'encoder.backbone.')), path)
+    pretrained = dict(type='mmengine.Pretrained', checkpoint=str(path), prefix=prefix)
+    model = MAViT(TINY, init_cfg=[pretrained, dict(type='Constant', layer='Conv2d', val=7.0)])
+    model.init_weights()
+    for name, value in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    with pytest.raises(CheckpointError, match='missing'):
+        MAViT(TINY, init_cfg=[dict(pretrained, prefix='nope.')]).init_weights()
+
+
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
@@ -291,6 +306,22 @@ def test_a_half_precision_file_does_not_round_the_angles():
     angle = model.layers[0].RoPE.angle.clone()
     model.load_state_dict({name: value.half() for name, value in model.state_dict().items()})
     assert torch.equal(model.layers[0].RoPE.angle, angle)
+
+
+def test_angles_of_another_head_dim_do_not_load():
+    one_head = MAViT(dict(TINY, num_heads=(1, 1, 1, 1)))
+    with pytest.raises(RuntimeError, match=r'RoPE\.angle'):
+        tiny().load_state_dict(one_head.state_dict())
+
+
+def test_angles_of_a_model_without_storage_are_made_on_loading():
+    source = tiny().eval()
+    with torch.device('meta'):
+        model = MAViT(TINY).eval()
+    model.load_state_dict(source.state_dict(), assign=True)
+    image = torch.randn(1, 3, 32, 40)
+    for out, expected in zip(model(image), source(image), strict=True):
+        torch.testing.assert_close(out, expected)
 
 
 def test_float64_keeps_the_angles():
