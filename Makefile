@@ -27,7 +27,7 @@ $(INSTALLED): setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
 	"mala_mm needs Python 3.10 to 3.13, $(PYTHON) is %d.%d: run make PYTHON=python3.12" % v)'
 	@test -x $(BIN)/python || touch $(UNFINISHED)
-	@echo 'Setting up .venv; the first time, several GB are downloaded.'
+	@echo 'Setting up .venv: a few minutes, the first time with a download of several GB.'
 	@if test -e $(UNFINISHED); then $(PYTHON) -m venv --clear .venv; fi
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	@rm -f $(UNFINISHED)
