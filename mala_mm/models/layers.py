@@ -5,6 +5,7 @@ and applied as a linear layer.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from mmcv.cnn import build_norm_layer
@@ -104,9 +105,18 @@ class GatedAttention(nn.Module):
 
 
 class MagnitudeAwareLinearAttention(GatedAttention):
-    """MALA (arXiv 2507.00698): linear in the number of tokens."""
+    """MALA (arXiv 2507.00698): linear in the number of tokens.
 
-    attend = staticmethod(mala_attention)
+    Args:
+        channels (int): ``C``.
+        num_heads (int): Heads of ``C / num_heads`` channels each.
+        backend (str): Implementation, as of :func:`mala_mm.ops.mala_attention`. Defaults to
+            'auto'.
+    """
+
+    def __init__(self, channels: int, num_heads: int, backend: str = 'auto') -> None:
+        super().__init__(channels, num_heads)
+        self.attend = partial(mala_attention, backend=backend)
 
 
 class SoftmaxAttention(GatedAttention):
@@ -146,7 +156,7 @@ class MAViTBlock(nn.Module):
     """Positional convolution, attention and feed-forward, each with its residual.
 
     Args:
-        attention (type): :class:`MagnitudeAwareLinearAttention` or :class:`SoftmaxAttention`.
+        attention (Callable): Builds the attention from ``channels`` and ``num_heads``.
         channels (int): ``C``.
         num_heads (int): Heads of the attention.
         mlp_ratio (float): The feed-forward has ``int(mlp_ratio * C)`` hidden channels.
@@ -156,7 +166,7 @@ class MAViTBlock(nn.Module):
 
     def __init__(
         self,
-        attention: type[GatedAttention],
+        attention: Callable[[int, int], GatedAttention],
         channels: int,
         num_heads: int,
         mlp_ratio: float,

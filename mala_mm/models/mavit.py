@@ -1,6 +1,8 @@
 """The MAViT backbone."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 from mmengine.model import BaseModule, ModuleList
@@ -9,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mala_mm.checkpoint import load_backbone
+from mala_mm.ops import BACKENDS
 from mala_mm.registry import MODELS
 
 from .layers import (
@@ -21,12 +24,8 @@ from .layers import (
     TokenNorm,
 )
 
-STAGE_ATTENTION = (
-    MagnitudeAwareLinearAttention,
-    MagnitudeAwareLinearAttention,
-    SoftmaxAttention,
-    SoftmaxAttention,
-)
+NUM_STAGES = 4
+NUM_LINEAR_STAGES = 2  # the first, with most tokens
 
 
 class Stage(nn.Module):
@@ -70,6 +69,9 @@ class MAViT(BaseModule):
         norm_eval (bool): Keep the statistics of these norms fixed in training. Defaults to False.
         with_cp (bool): Recompute each block in the backward pass to save memory. Defaults to
             False.
+        attn_backend (str): Implementation of the linear attention: 'triton', the fused kernel, or
+            an error where it cannot run; 'torch', plain PyTorch; 'auto', the kernel on CUDA
+            devices where Triton works. Defaults to 'auto'.
         init_cfg (dict | list[dict], optional): ``dict(type='Pretrained', checkpoint=...)`` loads a
             published file as it is. Defaults to None, the published initialisation.
 
@@ -121,6 +123,7 @@ class MAViT(BaseModule):
         norm_cfg: dict | None = None,
         norm_eval: bool = False,
         with_cp: bool = False,
+        attn_backend: Literal['auto', 'torch', 'triton'] = 'auto',
         init_cfg: dict | list[dict] | None = None,
     ) -> None:
         if init_cfg is None:
@@ -130,13 +133,12 @@ class MAViT(BaseModule):
             ]
         super().__init__(init_cfg)
         arch = self._parse_arch(arch)
-        num_stages = len(STAGE_ATTENTION)
         out_indices = tuple(out_indices)
         if not out_indices or list(out_indices) != sorted(
-            set(out_indices) & set(range(num_stages))
+            set(out_indices) & set(range(NUM_STAGES))
         ):
             raise ValueError(
-                f'out_indices must be increasing stage numbers out of 0..{num_stages - 1}, '
+                f'out_indices must be increasing stage numbers out of 0..{NUM_STAGES - 1}, '
                 f'got {out_indices}'
             )
         num_built = out_indices[-1] + 1
@@ -149,6 +151,10 @@ class MAViT(BaseModule):
             drop_path_rate = arch['drop_path_rate']
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate}')
+        if attn_backend not in BACKENDS:
+            raise ValueError(
+                f'attn_backend must be one of {", ".join(BACKENDS)}, got {attn_backend!r}'
+            )
         norm_cfg = norm_cfg or dict(type='BN')
 
         self.embed_dims = arch['embed_dims']
@@ -159,13 +165,14 @@ class MAViT(BaseModule):
 
         depths = arch['depths']
         drop_path = torch.linspace(0, drop_path_rate, sum(depths), device='cpu').split(list(depths))
+        linear_attention = partial(MagnitudeAwareLinearAttention, backend=attn_backend)
         self.patch_embed = Stem(self.embed_dims[0], norm_cfg)
         self.layers = ModuleList()
         for i in range(num_built):
             channels, num_heads = self.embed_dims[i], arch['num_heads'][i]
             blocks = [
                 MAViTBlock(
-                    STAGE_ATTENTION[i],
+                    linear_attention if i < NUM_LINEAR_STAGES else SoftmaxAttention,
                     channels,
                     num_heads,
                     arch['mlp_ratios'][i],
@@ -199,10 +206,8 @@ class MAViT(BaseModule):
                 f'missing: {sorted(keys - set(arch))}, unknown: {sorted(set(arch) - keys)}'
             )
         for key in keys - {'drop_path_rate'}:
-            if len(arch[key]) != len(STAGE_ATTENTION):
-                raise ValueError(
-                    f'arch[{key!r}] must have {len(STAGE_ATTENTION)} values, got {arch[key]}'
-                )
+            if len(arch[key]) != NUM_STAGES:
+                raise ValueError(f'arch[{key!r}] must have {NUM_STAGES} values, got {arch[key]}')
         for channels, num_heads in zip(arch['embed_dims'], arch['num_heads'], strict=True):
             if channels % (4 * num_heads):
                 raise ValueError(

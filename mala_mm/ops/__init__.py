@@ -1,6 +1,6 @@
-"""The MALA operator. Needs torch alone."""
+"""The MALA operator. Needs torch, and triton for its kernel, alone."""
 
-from .mala import mala_attention
+from .mala import BACKENDS, mala_attention
 from .rotary import apply_rotary, rotary_angles, rotary_tables
 
-__all__ = ['apply_rotary', 'mala_attention', 'rotary_angles', 'rotary_tables']
+__all__ = ['BACKENDS', 'apply_rotary', 'mala_attention', 'rotary_angles', 'rotary_tables']

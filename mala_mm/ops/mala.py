@@ -1,8 +1,20 @@
-"""The public operator: argument checks and the choice of implementation."""
+"""The public operator: argument checks, the choice of implementation, the kernel's autograd."""
 
+import os
+from functools import cache
+from typing import Literal
+from warnings import warn
+
+import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.utils.flop_counter import register_flop_formula
 
 from .naive import naive_mala_attention
+
+BACKENDS = ('auto', 'torch', 'triton')
+MAX_KERNEL_HEAD_DIM = 128
+MIN_TRITON = (3, 6)  # the first with bf16x3 products
 
 
 def mala_attention(
@@ -13,6 +25,7 @@ def mala_attention(
     angle: Tensor | None = None,
     lepe: Tensor | None = None,
     gate: Tensor | None = None,
+    backend: Literal['auto', 'torch', 'triton'] = 'auto',
 ) -> Tensor:
     r"""Magnitude-Aware Linear Attention over the tokens of a 2-D grid (arXiv 2507.00698).
 
@@ -34,14 +47,39 @@ def mala_attention(
         lepe (Tensor, optional): Local positional encoding added to the result, as ``q``.
             Defaults to None.
         gate (Tensor, optional): Factor of the result, as ``q``. Defaults to None.
+        backend (str): ``'triton'``, the fused kernel: CUDA tensors, float32, float16 or bfloat16,
+            ``D`` a multiple of 4 up to 128, no gradient for ``angle`` and no second derivative.
+            ``'torch'``, plain PyTorch. ``'auto'``, the kernel where it can serve. Tracing and
+            export (ONNX, ``torch.export``, FLOPs counting) always take plain PyTorch.
+            Defaults to ``'auto'``.
 
     Returns:
         Tensor: ``[B, H, N, D]`` in the inputs' dtype. Computed in float32 (float64 for float64
-        inputs), also under autocast.
+        inputs), also under autocast; the kernel's matrix products are described in
+        :func:`mala_mm.ops.mala_kernels.dot_precision`.
 
     Raises:
-        ValueError: If shapes, dtypes or devices do not fit together.
+        ValueError: If shapes, dtypes or devices do not fit together, or ``backend`` is unknown.
+        RuntimeError: If ``backend='triton'`` and the kernel cannot serve.
     """
+    _check_arguments(q, k, v, size, angle, lepe, gate)
+    if backend not in BACKENDS:
+        raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
+    height, width = size
+    if _takes_kernel(backend, q, angle):
+        return torch.ops.mala_mm.mala_attention(q, k, v, height, width, angle, lepe, gate)[0]
+    return naive_mala_attention(q, k, v, (height, width), angle, lepe, gate)
+
+
+def _check_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    size: tuple[int, int],
+    angle: Tensor | None,
+    lepe: Tensor | None,
+    gate: Tensor | None,
+) -> None:
     if q.dim() != 4:
         raise ValueError(f'q must have the shape [B, H, N, D], got {tuple(q.shape)}')
     if not q.dtype.is_floating_point:
@@ -64,14 +102,169 @@ def mala_attention(
         raise ValueError(
             f'size must hold the {num_tokens} tokens of q and at least one, got {height} x {width}'
         )
-    if angle is not None:
-        if head_dim % 4:
-            raise ValueError(
-                f'rotation needs a head dim that is a multiple of 4, got {head_dim}; '
-                'pass angle=None for no rotation'
-            )
-        if angle.shape != (head_dim // 2,):
-            raise ValueError(
-                f'angle must have the shape [D/2] = ({head_dim // 2},), got {tuple(angle.shape)}'
-            )
-    return naive_mala_attention(q, k, v, (height, width), angle, lepe, gate)
+    if angle is None:
+        return
+    if head_dim % 4:
+        raise ValueError(
+            f'rotation needs a head dim that is a multiple of 4, got {head_dim}; '
+            'pass angle=None for no rotation'
+        )
+    if angle.shape != (head_dim // 2,) or not angle.dtype.is_floating_point:
+        raise ValueError(
+            f'angle must be floating-point of the shape [D/2] = ({head_dim // 2},), '
+            f'got {angle.dtype} {tuple(angle.shape)}'
+        )
+    if angle.device != q.device:
+        raise ValueError(f'angle must be on {q.device} as q is, got {angle.device}')
+
+
+def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
+    if backend == 'torch' or (backend == 'auto' and not q.is_cuda):
+        return False
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        return False
+    obstacle = _input_obstacle(q, angle)
+    if obstacle is None:
+        obstacle = _triton_obstacle(str(q.device), warns=backend == 'auto')
+    if obstacle is not None and backend == 'triton':
+        raise RuntimeError(f"backend='triton' cannot serve: {obstacle}; use 'auto' or 'torch'")
+    return obstacle is None
+
+
+def _input_obstacle(q: Tensor, angle: Tensor | None) -> str | None:
+    """Why the kernel cannot take these inputs, None if it can."""
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f'the kernel takes float32, float16 and bfloat16, got {q.dtype}'
+    if q.shape[-1] % 4 or not 0 < q.shape[-1] <= MAX_KERNEL_HEAD_DIM:
+        return f'the kernel takes head dims that are multiples of 4 up to 128, got {q.shape[-1]}'
+    if q.shape[0] * q.shape[1] == 0:
+        return f'the kernel takes at least one head, got the shape {tuple(q.shape)}'
+    if angle is not None and angle.requires_grad:
+        return 'the kernel gives no gradient for angle'
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _triton_obstacle(device: str, warns: bool) -> str | None:
+    obstacle = find_triton_obstacle(device)
+    if obstacle is not None and warns:
+        _warn_of_torch_path(obstacle)
+    return obstacle
+
+
+@cache
+def find_triton_obstacle(device: str) -> str | None:
+    """Why Triton cannot be used on ``device``, None if it can: found by running it, once."""
+    if not device.startswith('cuda') and os.environ.get('TRITON_INTERPRET') != '1':
+        return f'the kernel takes CUDA tensors, got {device}'
+    try:
+        import triton
+
+        if tuple(map(int, triton.__version__.split('.')[:2])) < MIN_TRITON:
+            wanted = '.'.join(map(str, MIN_TRITON))
+            return f'the kernel needs Triton {wanted} or newer, found {triton.__version__}'
+        from .mala_kernels import mala_fwd
+
+        tokens = torch.zeros(1, 1, 1, 16, device=device)
+        mala_fwd(tokens, tokens, tokens, 1, 1, None, None, None)
+    except Exception as error:  # Triton raises whatever its compiler, driver or loader met
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f'Triton does not work on {device}: {reason}'
+    return None
+
+
+@cache
+def _warn_of_torch_path(obstacle: str) -> None:
+    warn(f'mala_attention takes the slower PyTorch path. {obstacle}', stacklevel=5)
+
+
+# Custom operators, because torch.compile sees through them without tracing Triton.
+@torch.library.custom_op('mala_mm::mala_attention', mutates_args=())
+def _kernel_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    height: int,
+    width: int,
+    angle: Tensor | None,
+    lepe: Tensor | None,
+    gate: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Output and state ``[B * H, D + 2, D]``, see :mod:`mala_mm.ops.mala_kernels`."""
+    from .mala_kernels import mala_fwd
+
+    return mala_fwd(q, k, v, height, width, angle, lepe, gate)
+
+
+@_kernel_forward.register_fake
+def _(q, k, v, height, width, angle, lepe, gate):
+    batch, heads, _, head_dim = q.shape
+    shape = (batch * heads, head_dim + 2, head_dim)
+    return torch.empty_like(q), q.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op('mala_mm::mala_attention_backward', mutates_args=())
+def _kernel_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    height: int,
+    width: int,
+    angle: Tensor | None,
+    lepe: Tensor | None,
+    gate: Tensor | None,
+) -> list[Tensor]:
+    """dq, dk, dv, then dgate with a gate, then dlepe with both (without a gate it is dout)."""
+    from .mala_kernels import mala_bwd
+
+    return mala_bwd(dout, q, k, v, state, height, width, angle, lepe, gate)
+
+
+@_kernel_backward.register_fake
+def _(dout, q, k, v, state, height, width, angle, lepe, gate):
+    inputs = [q, k, v] if gate is None else [q, k, v, gate]
+    if gate is not None and lepe is not None:
+        inputs.append(lepe)
+    return [torch.empty_like(x) for x in inputs]
+
+
+def _save_for_backward(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.height, ctx.width, angle, lepe, gate = inputs
+    ctx.save_for_backward(q, k, v, output[1], angle, lepe, gate)
+
+
+def _backward(ctx: FunctionCtx, dout: Tensor, dstate: Tensor) -> tuple:
+    q, k, v, state, angle, lepe, gate = ctx.saved_tensors
+    dq, dk, dv, *rest = torch.ops.mala_mm.mala_attention_backward(
+        dout, q, k, v, state, ctx.height, ctx.width, angle, lepe, gate
+    )
+    dgate = rest[0] if gate is not None else None
+    dlepe = None
+    if lepe is not None:
+        dlepe = rest[1] if gate is not None else dout
+    return dq, dk, dv, None, None, None, dlepe, dgate
+
+
+def _refuse_second_derivative(ctx: FunctionCtx, *gradients: Tensor) -> None:
+    raise RuntimeError(
+        "mala_attention's kernel has no second derivative: use backend='torch' "
+        "(attn_backend='torch' of MAViT)"
+    )
+
+
+_kernel_forward.register_autograd(_backward, setup_context=_save_for_backward)
+_kernel_backward.register_autograd(_refuse_second_derivative)
+
+
+# As FlopCounterMode counts the PyTorch path: z, KV and R phi(q) KV, and twice that backward.
+@register_flop_formula(torch.ops.mala_mm.mala_attention)
+def _forward_flops(q_shape: torch.Size, *args, **kwargs) -> int:
+    batch, heads, num_tokens, head_dim = q_shape
+    return 2 * batch * heads * num_tokens * head_dim * (2 * head_dim + 1)
+
+
+@register_flop_formula(torch.ops.mala_mm.mala_attention_backward)
+def _backward_flops(dout_shape: torch.Size, *args, **kwargs) -> int:
+    return 2 * _forward_flops(dout_shape)
