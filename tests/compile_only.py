@@ -1,0 +1,52 @@
+"""Prints, as JSON, what Triton's compiler makes of the kernels, without a GPU.
+
+Usage: python compile_only.py TOOLS resources | variants
+"""
+
+import json
+import sys
+from unittest import mock
+
+import torch
+import triton
+
+from mala_mm.ops import mala_kernels, rotary_angles
+
+sys.path.insert(0, sys.argv[1])
+import kernel_resources
+
+
+def resources() -> list[list]:
+    rows = []
+    for capability in (80, 90):
+        for head_dim in (64, 96):
+            for dtype in (torch.bfloat16, torch.float32, torch.float16):
+                case = (capability, head_dim, str(dtype).removeprefix('torch.'))
+                if case[1:] != (64, 'float16'):
+                    rows += [
+                        [*case, *row]
+                        for row in kernel_resources.resources(capability, head_dim, dtype)
+                    ]
+    return rows
+
+
+def variants() -> dict[str, int]:
+    """How many times each kernel would be compiled for images of 60 sizes."""
+    triton.runtime.driver.set_active(kernel_resources.CompileOnlyDriver(90))
+    keys = {}
+
+    def do_compile(self, key, *args, **kwargs):
+        keys.setdefault(self.fn.__name__, set()).add(key)
+
+    with mock.patch.object(triton.JITFunction, '_do_compile', do_compile):
+        for height in (1, 2, 7, 8, 16, 25, 31, 32, 40, 63):
+            for width in (1, 3, 8, 16, 33, 64):
+                qkvo = torch.empty(2, height * width, 4, 2, 64, dtype=torch.bfloat16)
+                q, k, v, gate = qkvo.permute(2, 0, 3, 1, 4)
+                options = (height, width, rotary_angles(64), q, gate)
+                out, state = mala_kernels.mala_fwd(q, k, v, *options)
+                mala_kernels.mala_bwd(out, q, k, v, state, *options)
+    return {name: len(found) for name, found in keys.items()}
+
+
+print(json.dumps(globals()[sys.argv[2]]()))
