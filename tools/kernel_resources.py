@@ -6,6 +6,7 @@ from the result. About a minute the first time; compiled kernels come from Trito
 """
 
 import argparse
+import math
 import re
 import subprocess
 import tempfile
@@ -77,12 +78,7 @@ def resources(capability: int, head_dim: int, dtype: torch.dtype) -> list[Row]:
 
     Returns:
         list[Row]: One for each kernel, in the order of ``mala_kernels``.
-
-    Raises:
-        RuntimeError: In Triton's interpreter, which compiles nothing.
     """
-    if triton.knobs.runtime.interpret:
-        raise RuntimeError('TRITON_INTERPRET is set: unset it to compile kernels')
     triton.runtime.driver.set_active(CompileOnlyDriver(capability))
     kernels = {
         name: CompileOnlyKernel(value)
@@ -116,9 +112,12 @@ def read_resources(name: str, compiled: triton.compiler.CompiledKernel) -> Row:
 
 
 def main() -> None:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    )
+    parser.parse_args()
+    if triton.knobs.runtime.interpret:
+        parser.exit(2, f'{parser.prog}: error: TRITON_INTERPRET is set: unset it to compile\n')
     print(f'Triton {triton.__version__}: registers / spilled bytes / KiB of shared memory\n')
     heading = None
     for capability in CAPABILITIES:
@@ -130,7 +129,10 @@ def main() -> None:
                     heading = ['GPU', 'D', 'dtype', *names]
                     print_markdown(heading)
                     print_markdown(['---'] * len(heading))
-                cells = [f'{r.registers} / {r.spill_bytes} / {r.shared_bytes >> 10}' for r in rows]
+                cells = [
+                    f'{row.registers} / {row.spill_bytes} / {math.ceil(row.shared_bytes / 1024)}'
+                    for row in rows
+                ]
                 print_markdown([f'sm_{capability}', head_dim, f'{dtype}'[len('torch.') :], *cells])
 
 

@@ -23,8 +23,8 @@ from which, with ``phi'(x) = exp(min(x, 0))``,
 ``z`` stands for ``z + 1e-6`` wherever it divides. All of this is float32; only the operands of
 matrix products are rounded, see :func:`dot_precision`.
 
-A head's channels are handled as ``lo``, the largest power of two, and ``hi``, the rest (D = 96 is
-64 + 32), because Triton's blocks are powers of two.
+Triton's blocks are powers of two: the channels of a head with D = 96 are a block ``lo`` of 64 and
+a block ``hi`` of 32 (names end in ``_l`` and ``_h``, of matrices in ``_ll`` to ``_hh``).
 """
 
 from typing import NamedTuple
@@ -59,15 +59,10 @@ def dot_precision(dtype: torch.dtype) -> tuple[tl.dtype, str]:
 
 
 def channel_blocks(head_dim: int) -> tuple[int, int]:
-    """Sizes of the ``lo`` and ``hi`` blocks that cover ``head_dim`` channels; ``hi`` may be 0.
-
-    No block is smaller than 16, the least a matrix product takes.
-    """
-    lo = max(16, 1 << (head_dim.bit_length() - 1))
-    if head_dim <= lo:
-        return lo, 0
-    hi = max(16, triton.next_power_of_2(head_dim - lo))
-    return (2 * lo, 0) if hi == lo else (lo, hi)
+    """Sizes of the ``lo`` and ``hi`` blocks of channels; ``hi`` is 0 where one block does."""
+    if 64 < head_dim <= 96:
+        return 64, 32
+    return max(16, triton.next_power_of_2(head_dim)), 0  # a matrix product takes 16 at least
 
 
 @triton.jit
@@ -530,7 +525,7 @@ class Launch(NamedTuple):
 
 
 # By dtype, for head dims up to 64 and above. Found by compiling for sm_80 and sm_90: the largest
-# tiles and deepest pipelines that spill no registers (float16 above 64: 56 bytes).
+# tiles and deepest pipelines without spilled registers at D = 64 and 96 (float16: 96 bytes at 96).
 LAUNCHES = {
     torch.bfloat16: (Launch(32, 8, 3), Launch(16, 8, 2)),
     torch.float16: (Launch(32, 8, 2), Launch(16, 8, 1)),
