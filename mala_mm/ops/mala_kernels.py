@@ -34,13 +34,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import naive
-from .rotary import axis_tables
+from .naive import EPS as NAIVE_EPS
 
-EPS = tl.constexpr(naive.EPS)
+EPS = tl.constexpr(NAIVE_EPS)
 # Tokens a program sums at least: its slot of the partial sums costs (D + 2) / run of a read of k.
 MIN_RUN = 512
-REDUCE_BLOCK = 256
+SMALL_BLOCK = 256
 INTERPRETER_PROCESSORS = 4
 
 
@@ -133,6 +132,20 @@ def store_row(p_state, row, b, D: tl.constexpr, FIRST: tl.constexpr):
     tl.store(p_state + row * D + o_c, b, o_c < D)
 
 
+@triton.jit(do_not_specialize=['height', 'length'])
+def mala_rotary_kernel(angle, table, height, length, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Cosines, then sines, of the ``D / 4`` angles at each row, then at each column."""
+    QUARTER: tl.constexpr = D // 4
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = o < length * QUARTER
+    position = o // QUARTER
+    position = tl.where(position < height, position, position - height)
+    # angle holds each value twice
+    turn = position * tl.load(angle + o % QUARTER * 2, m, 0).to(tl.float32)
+    tl.store(table + o, tl.cos(turn), m)
+    tl.store(table + length * QUARTER + o, tl.sin(turn), m)
+
+
 @triton.jit
 def load_rotary(
     table, o_n, m_n, height, width, D: tl.constexpr, FIRST: tl.constexpr, BD: tl.constexpr
@@ -186,7 +199,7 @@ def feature_gradient(
     return (b_dr + b_dphi) * tl.minimum(b_phi, 1)
 
 
-@triton.jit(do_not_specialize=['N', 'height', 'width', 'run'])
+@triton.jit(do_not_specialize=['N', 'height', 'width', 'run', 'heads'])
 def mala_fwd_kv_kernel(
     k, v, table, partial,
     s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd,
@@ -261,7 +274,7 @@ def mala_reduce_kernel(partial, state, N, runs, D: tl.constexpr, BLOCK: tl.const
     tl.store(state + i_bh * SIZE + o, b_sum * scale, o < SIZE)
 
 
-@triton.jit(do_not_specialize=['N', 'height', 'width', 'run'])
+@triton.jit(do_not_specialize=['N', 'height', 'width', 'run', 'heads'])
 def mala_fwd_out_kernel(
     q, lepe, gate, out, table, state,
     s_qb, s_qh, s_qn, s_qd, s_lb, s_lh, s_ln, s_ld,
@@ -321,7 +334,7 @@ def mala_fwd_out_kernel(
             store_tile(p_o, o_n, m_n, s_on, s_od, b_y, D, LO, HI)
 
 
-@triton.jit(do_not_specialize=['N', 'height', 'width', 'run'])
+@triton.jit(do_not_specialize=['N', 'height', 'width', 'run', 'heads'])
 def mala_bwd_q_kernel(
     q, lepe, gate, dout, dq, dlepe, dgate, table, state, partial,
     s_qb, s_qh, s_qn, s_qd, s_lb, s_lh, s_ln, s_ld,
@@ -445,7 +458,7 @@ def mala_bwd_q_kernel(
         store_row(p_state, D + 1, tl.sum(b_av_h, 0), D, LO)
 
 
-@triton.jit(do_not_specialize=['N', 'height', 'width', 'run'])
+@triton.jit(do_not_specialize=['N', 'height', 'width', 'run', 'heads'])
 def mala_bwd_kv_kernel(
     k, v, dk, dv, table, state,
     s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd,
@@ -547,7 +560,13 @@ def rotary_table(angle: Tensor | None, height: int, width: int) -> Tensor | None
     """``[2, height + width, D / 4]``, float32."""
     if angle is None:
         return None
-    return torch.stack(axis_tables(angle, height, width, torch.float32))
+    quarter = len(angle) // 2
+    table = angle.new_empty(2, height + width, quarter, dtype=torch.float32)
+    grid = (triton.cdiv(table.numel() // 2, SMALL_BLOCK),)
+    mala_rotary_kernel[grid](
+        angle.contiguous(), table, height, height + width, D=4 * quarter, BLOCK=SMALL_BLOCK
+    )
+    return table
 
 
 def launch(
@@ -591,8 +610,8 @@ def reduce_partial(partial: Tensor, num_tokens: int) -> Tensor:
     """State ``[B * H, D + 2, D]`` from partial sums ``[B * H, runs, D + 2, D]``."""
     batch_heads, runs, _, head_dim = partial.shape
     state = partial.new_empty(batch_heads, head_dim + 2, head_dim)
-    grid = (batch_heads * triton.cdiv((head_dim + 2) * head_dim, REDUCE_BLOCK),)
-    mala_reduce_kernel[grid](partial, state, num_tokens, runs, D=head_dim, BLOCK=REDUCE_BLOCK)
+    grid = (batch_heads * triton.cdiv((head_dim + 2) * head_dim, SMALL_BLOCK),)
+    mala_reduce_kernel[grid](partial, state, num_tokens, runs, D=head_dim, BLOCK=SMALL_BLOCK)
     return state
 
 

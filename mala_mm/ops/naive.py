@@ -28,8 +28,8 @@ def naive_mala_attention(
     All arithmetic is float32 (float64 for float64 inputs) whatever the input dtype: in half
     precision ``phi`` underflows and ``1 / z`` overflows.
     """
-    has_autocast = torch.amp.is_autocast_available(q.device.type)  # the meta device has none
-    with torch.autocast(q.device.type if has_autocast else 'cpu', enabled=False):
+    device = 'cpu' if q.is_meta else q.device.type  # the meta device has no autocast
+    with torch.autocast(device, enabled=False):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         value = v.to(dtype)
         phi_q, phi_k = feature_map(q.to(dtype)), feature_map(k.to(dtype))

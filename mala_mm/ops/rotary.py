@@ -18,10 +18,10 @@ def rotary_angles(head_dim: int) -> Tensor:
     return theta.repeat_interleave(2)
 
 
-def axis_tables(
+def rotary_tables(
     angle: Tensor, height: int, width: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the ``D/4`` angles at each row, then at each column.
+    """Cosines and sines of the ``D/2`` channel pairs of every token.
 
     Args:
         angle (Tensor): ``[D/2]`` as :func:`rotary_angles` gives it.
@@ -30,27 +30,19 @@ def axis_tables(
         dtype (torch.dtype): float32 or float64, the dtype to compute and return.
 
     Returns:
-        tuple[Tensor, Tensor]: cosines and sines, each ``[height + width, D/4]``.
+        tuple[Tensor, Tensor]: cosines and sines, each ``[height * width, D/2]``.
     """
-    rows, columns = (torch.arange(n, device=angle.device, dtype=dtype) for n in (height, width))
-    turn = torch.cat([rows, columns])[:, None] * angle[::2].to(dtype)
+    theta = angle[::2].to(dtype)
+    rows = torch.arange(height, device=angle.device, dtype=dtype)[:, None] * theta
+    columns = torch.arange(width, device=angle.device, dtype=dtype)[:, None] * theta
+    turn = torch.cat(
+        [
+            rows[:, None].expand(height, width, -1),
+            columns[None].expand(height, width, -1),
+        ],
+        dim=-1,
+    ).flatten(0, 1)
     return turn.cos(), turn.sin()
-
-
-def rotary_tables(
-    angle: Tensor, height: int, width: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the ``D/2`` channel pairs of every token, each ``[H * W, D/2]``.
-
-    Arguments as of :func:`axis_tables`.
-    """
-    tables = []
-    for table in axis_tables(angle, height, width, dtype):
-        rows, columns = table.split([height, width])
-        shape = (height, width, -1)
-        pairs = [rows[:, None].expand(shape), columns[None].expand(shape)]
-        tables.append(torch.cat(pairs, dim=-1).flatten(0, 1))
-    return tuple(tables)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -32,5 +32,13 @@ def large_tiles(monkeypatch):
     """Tiles larger than those of a GPU: the interpreter's time goes by their number."""
     from mala_mm.ops import mala_kernels
 
-    launches = dict.fromkeys(mala_kernels.LAUNCHES, (mala_kernels.Launch(128, 4, 1),) * 2)
+    launches = dict.fromkeys(mala_kernels.LAUNCHES, (mala_kernels.Launch(256, 4, 1),) * 2)
     monkeypatch.setattr(mala_kernels, 'LAUNCHES', launches)
+
+
+@pytest.fixture
+def short_runs(monkeypatch):
+    """Several programs for a few tokens."""
+    from mala_mm.ops import mala_kernels
+
+    monkeypatch.setattr(mala_kernels, 'MIN_RUN', 50)

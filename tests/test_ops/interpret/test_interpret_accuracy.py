@@ -32,7 +32,7 @@ def check_float32(inputs, dout, size, angle) -> None:
 @pytest.mark.parametrize('head_dim', [16, 32, 48, 64, 80, 96, 128])
 def test_interpret_float32(head_dim, num_tokens):
     size = SIZES[num_tokens]
-    batch, heads = (2, 3) if num_tokens < 100 else (1, 2)
+    batch, heads = (2, 2) if num_tokens < 100 else (1, 1)
     inputs, dout = draw(batch, heads, size, head_dim, torch.float32)
     check_float32(inputs, dout, size, rotary_angles(head_dim))
 
@@ -46,16 +46,16 @@ def test_interpret_float32_of_many_tokens(head_dim):
 
 @pytest.mark.parametrize('head_dim', [4, 8, 12, 20, 36, 40, 72, 100, 112, 124])
 def test_interpret_every_multiple_of_four(head_dim):
-    inputs, dout = draw(1, 2, (5, 7), head_dim, torch.float32)
+    inputs, dout = draw(1, 1, (5, 7), head_dim, torch.float32)
     check_float32(inputs, dout, (5, 7), rotary_angles(head_dim))
 
 
-@pytest.mark.parametrize('head_dim', [64, 96])
+@pytest.mark.parametrize('head_dim', [16, 96])
 @pytest.mark.parametrize('rotation', [True, False])
 @pytest.mark.parametrize('lepe', [True, False])
 @pytest.mark.parametrize('gate', [True, False])
 def test_interpret_without_the_optional_parts(head_dim, rotation, lepe, gate):
-    inputs, dout = draw(1, 2, (6, 9), head_dim, torch.float32)
+    inputs, dout = draw(1, 1, (6, 9), head_dim, torch.float32)
     if not lepe:
         inputs[3] = None
     if not gate:
@@ -102,11 +102,11 @@ def test_interpret_all_golden(shared):
 
 
 @pytest.mark.parametrize('num_tokens', [49, 196, 950])
-@pytest.mark.parametrize('head_dim', [16, 64, 96, 128])
+@pytest.mark.parametrize('head_dim', [16, 64, 96])
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_interpret_half_precision(head_dim, num_tokens, dtype, gpu_rounding):
     size, angle = SIZES[num_tokens], rotary_angles(head_dim)
-    inputs, dout = draw(1, 2, size, head_dim, dtype)
+    inputs, dout = draw(1, 1, size, head_dim, dtype)
     expected = truth(inputs, dout, size, angle)
     actual = run(mala_attention, inputs, dout, size, angle, backend='triton')
     plain = run(naive_mala_attention, inputs, dout, size, angle)

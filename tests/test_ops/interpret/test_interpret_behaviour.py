@@ -18,20 +18,22 @@ def fused(q, k, v, lepe, gate, size=SIZE):
     return mala_attention(q, k, v, size, rotary_angles(q.shape[-1]), lepe, gate, backend='triton')
 
 
-@pytest.mark.parametrize('head_dim', [64, 96])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_interpret_launches_as_shipped(head_dim, dtype):
-    # all other tests use larger tiles; 1100 tokens are three runs, the last one not full
-    size, angle = (20, 55), rotary_angles(head_dim)
+@pytest.mark.parametrize(
+    ('head_dim', 'dtype', 'bound'),
+    [(64, torch.float32, 1e-5), (96, torch.float32, 1e-5), (96, torch.float16, 1e-3)],
+)
+def test_interpret_launches_as_shipped(head_dim, dtype, bound, short_runs):
+    # other tests use larger tiles; 140 tokens are three runs, which end in the middle of a tile
+    size, angle = (7, 20), rotary_angles(head_dim)
     inputs, dout = draw(1, 1, size, head_dim, dtype)
     actual = run(mala_attention, inputs, dout, size, angle, backend='triton')
     for ours, exact in zip(actual, truth(inputs, dout, size, angle), strict=True):
-        assert error(ours, exact) <= (1e-5 if dtype == torch.float32 else 1e-3)
+        assert error(ours, exact) <= bound
 
 
 @pytest.mark.parametrize('head_dim', [64, 96])
-def test_interpret_two_runs_are_equal_bit_for_bit(head_dim, large_tiles):
-    size, angle = (20, 55), rotary_angles(head_dim)
+def test_interpret_two_runs_are_equal_bit_for_bit(head_dim, large_tiles, short_runs):
+    size, angle = (7, 20), rotary_angles(head_dim)
     inputs, dout = draw(1, 1, size, head_dim, torch.float32)
     first, second = (
         run(mala_attention, inputs, dout, size, angle, backend='triton') for _ in range(2)
@@ -42,7 +44,7 @@ def test_interpret_two_runs_are_equal_bit_for_bit(head_dim, large_tiles):
 @pytest.mark.parametrize('value', [-20.0, 30.0, 0.0])
 @pytest.mark.parametrize('head_dim', [64, 96])
 def test_interpret_extreme_queries_stay_finite(value, head_dim, large_tiles):
-    inputs, dout = draw(1, 2, SIZE, head_dim, torch.float16)
+    inputs, dout = draw(1, 1, SIZE, head_dim, torch.float16)
     for extreme in ([0], [1], [0, 1]):  # q, k, both
         case = [torch.full_like(x, value) if i in extreme else x for i, x in enumerate(inputs)]
         angle = rotary_angles(head_dim)
