@@ -1,6 +1,6 @@
 """Prints, as JSON, what Triton's compiler makes of the kernels, without a GPU.
 
-Usage: python compile_only.py TOOLS resources | variants
+Usage: python compile_only.py TOOLS resources | variants | grids
 """
 
 import json
@@ -46,6 +46,22 @@ def variants() -> dict[str, int]:
                 out, state = mala_kernels.mala_fwd(q, k, v, *options)
                 mala_kernels.mala_bwd(out, q, k, v, state, *options)
     return {name: len(found) for name, found in keys.items()}
+
+
+def grids() -> list[tuple[int, ...]]:
+    """Of a forward with 70,000 heads."""
+    found = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            found.append(grid)
+            return lambda *args, **kwargs: None
+
+    names = ('mala_fwd_kv_kernel', 'mala_reduce_kernel', 'mala_fwd_out_kernel')
+    with mock.patch.multiple(mala_kernels, **dict.fromkeys(names, Recorder())):
+        q = torch.empty(700, 100, 1, 16)
+        mala_kernels.mala_fwd(q, q, q, 1, 1, None, None, None)
+    return found
 
 
 print(json.dumps(globals()[sys.argv[2]]()))

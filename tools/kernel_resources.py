@@ -106,7 +106,7 @@ def read_resources(name: str, compiled: triton.compiler.CompiledKernel) -> Row:
             capture_output=True,
             text=True,
         ).stdout
-    # these kernels keep nothing on the stack but registers that did not fit
+    # nothing is kept on the stack but registers that did not fit, and what cos and sin need
     registers, stack = re.search(r'REG:(\d+) STACK:(\d+)', usage).groups()
     return Row(name, int(registers), int(stack), compiled.metadata.shared)
 

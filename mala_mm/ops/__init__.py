@@ -1,4 +1,4 @@
-"""The MALA operator. Needs torch, and triton for its kernel, alone."""
+"""The MALA operator. Imports only torch, and triton for the kernel."""
 
 from .mala import BACKENDS, mala_attention
 from .rotary import apply_rotary, rotary_angles, rotary_tables

@@ -7,14 +7,19 @@ from warnings import warn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
+from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import register_flop_formula
 
 from .naive import naive_mala_attention
 
 BACKENDS = ('auto', 'torch', 'triton')
 MAX_KERNEL_HEAD_DIM = 128
-MIN_TRITON = (3, 6)  # the first with bf16x3 products
+MIN_TRITON = '3.6'  # the first with bf16x3 products
+# PyTorch 2.6 lacks it, and has a Triton too old for the kernel
+_is_exporting = getattr(torch.compiler, 'is_exporting', torch.jit.is_tracing)
 
 
 def mala_attention(
@@ -48,9 +53,9 @@ def mala_attention(
             Defaults to None.
         gate (Tensor, optional): Factor of the result, as ``q``. Defaults to None.
         backend (str): ``'triton'``, the fused kernel: CUDA tensors, float32, float16 or bfloat16,
-            ``D`` a multiple of 4 up to 128, no gradient for ``angle`` and no second derivative.
+            ``D`` a multiple of 4 up to 128, first derivatives in reverse mode, none for ``angle``.
             ``'torch'``, plain PyTorch. ``'auto'``, the kernel where it can serve. Tracing and
-            export (ONNX, ``torch.export``, FLOPs counting) always take plain PyTorch.
+            export (ONNX, ``torch.export``, FLOPs counting by tracing) always take plain PyTorch.
             Defaults to ``'auto'``.
 
     Returns:
@@ -97,8 +102,10 @@ def _check_arguments(
                 f'got {tensor.dtype} on {tensor.device}'
             )
     num_tokens, head_dim = q.shape[-2:]
+    if head_dim < 1:
+        raise ValueError(f'q must have a channel at least, got the shape {tuple(q.shape)}')
     height, width = size
-    if height * width != num_tokens or height < 1:
+    if height * width != num_tokens or height < 1 or width < 1:
         raise ValueError(
             f'size must hold the {num_tokens} tokens of q and at least one, got {height} x {width}'
         )
@@ -121,11 +128,11 @@ def _check_arguments(
 def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
     if backend == 'torch' or (backend == 'auto' and not q.is_cuda):
         return False
-    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+    if torch.jit.is_tracing() or _is_exporting():
         return False
     obstacle = _input_obstacle(q, angle)
     if obstacle is None:
-        obstacle = _triton_obstacle(str(q.device), warns=backend == 'auto')
+        obstacle = _triton_obstacle(str(q.device), q.dtype, q.shape[-1], backend == 'auto')
     if obstacle is not None and backend == 'triton':
         raise RuntimeError(f"backend='triton' cannot serve: {obstacle}; use 'auto' or 'torch'")
     return obstacle is None
@@ -136,40 +143,51 @@ def _input_obstacle(q: Tensor, angle: Tensor | None) -> str | None:
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f'the kernel takes float32, float16 and bfloat16, got {q.dtype}'
     if q.shape[-1] % 4 or not 0 < q.shape[-1] <= MAX_KERNEL_HEAD_DIM:
-        return f'the kernel takes head dims that are multiples of 4 up to 128, got {q.shape[-1]}'
+        return (
+            f'the kernel takes head dims that are multiples of 4 up to {MAX_KERNEL_HEAD_DIM}, '
+            f'got {q.shape[-1]}'
+        )
     if q.shape[0] * q.shape[1] == 0:
         return f'the kernel takes at least one head, got the shape {tuple(q.shape)}'
-    if angle is not None and angle.requires_grad:
+    if q.shape[2] * q.shape[3] >= 2**33:
+        return 'the kernel takes heads of fewer than 2^33 elements: it counts in 32 bits within one'
+    if angle is not None and angle.requires_grad and torch.is_grad_enabled():
         return 'the kernel gives no gradient for angle'
+    if forward_ad._current_level >= 0:
+        return 'the kernel has no forward-mode derivative'
     return None
 
 
 @torch.compiler.assume_constant_result
-def _triton_obstacle(device: str, warns: bool) -> str | None:
-    obstacle = find_triton_obstacle(device)
+def _triton_obstacle(device: str, dtype: torch.dtype, head_dim: int, warns: bool) -> str | None:
+    obstacle = find_triton_obstacle(device, dtype, head_dim)
     if obstacle is not None and warns:
         _warn_of_torch_path(obstacle)
     return obstacle
 
 
 @cache
-def find_triton_obstacle(device: str) -> str | None:
-    """Why Triton cannot be used on ``device``, None if it can: found by running it, once."""
+def find_triton_obstacle(device: str, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why the kernel cannot run, None if it can: found by running it on one token, once."""
     if not device.startswith('cuda') and os.environ.get('TRITON_INTERPRET') != '1':
         return f'the kernel takes CUDA tensors, got {device}'
     try:
         import triton
 
-        if tuple(map(int, triton.__version__.split('.')[:2])) < MIN_TRITON:
-            wanted = '.'.join(map(str, MIN_TRITON))
-            return f'the kernel needs Triton {wanted} or newer, found {triton.__version__}'
-        from .mala_kernels import mala_fwd
+        if TorchVersion(triton.__version__) < MIN_TRITON:
+            return f'the kernel needs Triton {MIN_TRITON} or newer, found {triton.__version__}'
+        from .mala_kernels import mala_bwd, mala_fwd
 
-        tokens = torch.zeros(1, 1, 1, 16, device=device)
-        mala_fwd(tokens, tokens, tokens, 1, 1, None, None, None)
+        with _disable_current_modes():  # fake tensors have no memory to run on
+            x = torch.zeros(1, 1, 1, head_dim, dtype=dtype, device=device)
+            options = (1, 1, torch.zeros(head_dim // 2, device=device, dtype=torch.float32), x, x)
+            _, state = mala_fwd(x, x, x, *options)
+            mala_bwd(x, x, x, x, state, *options)
+    except torch.OutOfMemoryError:  # says nothing about the kernel
+        raise
     except Exception as error:  # Triton raises whatever its compiler, driver or loader met
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f'Triton does not work on {device}: {reason}'
+        return f'Triton does not work here: {reason}'
     return None
 
 
@@ -232,7 +250,11 @@ def _(dout, q, k, v, state, height, width, angle, lepe, gate):
 
 def _save_for_backward(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ctx.height, ctx.width, angle, lepe, gate = inputs
+    ctx.has_lepe = lepe is not None
+    if gate is None:  # lepe's gradient is then that of the output
+        lepe = None
     ctx.save_for_backward(q, k, v, output[1], angle, lepe, gate)
+    ctx.set_materialize_grads(False)  # the state has none
 
 
 def _backward(ctx: FunctionCtx, dout: Tensor, dstate: Tensor) -> tuple:
@@ -242,7 +264,7 @@ def _backward(ctx: FunctionCtx, dout: Tensor, dstate: Tensor) -> tuple:
     )
     dgate = rest[0] if gate is not None else None
     dlepe = None
-    if lepe is not None:
+    if ctx.has_lepe:
         dlepe = rest[1] if gate is not None else dout
     return dq, dk, dv, None, None, None, dlepe, dgate
 

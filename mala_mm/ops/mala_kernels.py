@@ -39,7 +39,7 @@ from .naive import EPS as NAIVE_EPS
 EPS = tl.constexpr(NAIVE_EPS)
 # Tokens a program sums at least: its slot of the partial sums costs (D + 2) / run of a read of k.
 MIN_RUN = 512
-SMALL_BLOCK = 256
+ELEMENTS_PER_PROGRAM = 256  # of the two small kernels
 INTERPRETER_PROCESSORS = 4
 
 
@@ -177,7 +177,7 @@ def load_features(
 ):  # fmt: skip
     """``phi(x)`` and ``R phi(x)`` of a tile, float32."""
     b_x = load_tile(p, o_n, m_n, s_n, s_d, D, FIRST, BD).to(tl.float32)
-    b_phi = tl.exp(tl.minimum(b_x, 0)) + tl.maximum(b_x, 0)
+    b_phi = tl.where(b_x > 0, b_x + 1, tl.exp(b_x))  # a minimum would drop NaN
     # phi(0) is 1: cleared again outside the tile
     b_phi = tl.where(tile_mask(m_n, D, FIRST, BD), b_phi, 0)
     b_r = b_phi
@@ -192,11 +192,11 @@ def feature_gradient(
     b_phi, b_dphi, b_dr, table, o_n, m_n, height, width,
     D: tl.constexpr, FIRST: tl.constexpr, BD: tl.constexpr, HAS_ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of x from those of ``phi(x)`` and ``R phi(x)``; ``phi'`` is ``min(phi, 1)``."""
+    """Gradient of x from those of ``phi(x)`` and ``R phi(x)``; ``phi'`` is phi, 1 at most."""
     if HAS_ROTARY:  # loaded anew: registers are scarcer than the first-level cache
         cos, sin = load_rotary(table, o_n, m_n, height, width, D, FIRST, BD)
         b_dr = rotate(b_dr, cos, -sin)
-    return (b_dr + b_dphi) * tl.minimum(b_phi, 1)
+    return (b_dr + b_dphi) * tl.where(b_phi > 1, 1, b_phi)
 
 
 @triton.jit(do_not_specialize=['N', 'height', 'width', 'run', 'heads'])
@@ -338,7 +338,7 @@ def mala_fwd_out_kernel(
 def mala_bwd_q_kernel(
     q, lepe, gate, dout, dq, dlepe, dgate, table, state, partial,
     s_qb, s_qh, s_qn, s_qd, s_lb, s_lh, s_ln, s_ld,
-    s_gb, s_gh, s_gn, s_gd, s_ob, s_oh, s_on, s_od,
+    s_gb, s_gh, s_gn, s_gd, s_dob, s_doh, s_don, s_dod,
     s_dqb, s_dqh, s_dqn, s_dqd, s_dlb, s_dlh, s_dln, s_dld, s_dgb, s_dgh, s_dgn, s_dgd,
     N, height, width, run, heads,
     D: tl.constexpr, LO: tl.constexpr, HI: tl.constexpr, BN: tl.constexpr,
@@ -350,7 +350,7 @@ def mala_bwd_q_kernel(
     p_q = q + i_b * s_qb + i_h * s_qh
     p_l = lepe + i_b * s_lb + i_h * s_lh
     p_g = gate + i_b * s_gb + i_h * s_gh
-    p_o = dout + i_b * s_ob + i_h * s_oh
+    p_do = dout + i_b * s_dob + i_h * s_doh
     p_dq = dq + i_b * s_dqb + i_h * s_dqh
     p_dl = dlepe + i_b * s_dlb + i_h * s_dlh
     p_dg = dgate + i_b * s_dgb + i_h * s_dgh
@@ -393,7 +393,7 @@ def mala_bwd_q_kernel(
 
         # dy is rounded once, for all its uses: A and av nearly cancel in dv, and dv is then off
         # by the rounding of dy itself, not by several times that of A
-        b_dy = load_tile(p_o, o_n, m_n, s_on, s_od, D, 0, LO).to(tl.float32)
+        b_dy = load_tile(p_do, o_n, m_n, s_don, s_dod, D, 0, LO).to(tl.float32)
         if HAS_GATE:
             b_y = b_beta[:, None] * b_o_l - b_z[:, None] * b_mv_l[None, :]
             if HAS_LEPE:
@@ -407,7 +407,7 @@ def mala_bwd_q_kernel(
         b_av_l -= b_z[:, None] * b_dy
         b_dz = -tl.sum(b_dy * (b_o_l * (b_w * b_w)[:, None] + b_mv_l[None, :]), 1)
         if HI:
-            b_dy = load_tile(p_o, o_n, m_n, s_on, s_od, D, LO, HI).to(tl.float32)
+            b_dy = load_tile(p_do, o_n, m_n, s_don, s_dod, D, LO, HI).to(tl.float32)
             if HAS_GATE:
                 b_y = b_beta[:, None] * b_o_h - b_z[:, None] * b_mv_h[None, :]
                 if HAS_LEPE:
@@ -547,12 +547,12 @@ LAUNCHES = {
 
 
 def tokens_per_program(q: Tensor) -> int:
-    """Tokens of a run: all runs of all heads fill the chip twice unless that makes them short."""
+    """Tokens of a run: about four programs for each processor, unless that makes runs short."""
     batch, heads, num_tokens, _ = q.shape
     processors = INTERPRETER_PROCESSORS
     if q.is_cuda:
         processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    runs = max(1, 2 * processors // (batch * heads))
+    runs = max(1, 4 * processors // (batch * heads))
     return max(MIN_RUN, triton.cdiv(num_tokens, runs))
 
 
@@ -562,9 +562,9 @@ def rotary_table(angle: Tensor | None, height: int, width: int) -> Tensor | None
         return None
     quarter = len(angle) // 2
     table = angle.new_empty(2, height + width, quarter, dtype=torch.float32)
-    grid = (triton.cdiv(table.numel() // 2, SMALL_BLOCK),)
+    grid = (triton.cdiv(table.numel() // 2, ELEMENTS_PER_PROGRAM),)
     mala_rotary_kernel[grid](
-        angle.contiguous(), table, height, height + width, D=4 * quarter, BLOCK=SMALL_BLOCK
+        angle.contiguous(), table, height, height + width, D=4 * quarter, BLOCK=ELEMENTS_PER_PROGRAM
     )
     return table
 
@@ -610,8 +610,10 @@ def reduce_partial(partial: Tensor, num_tokens: int) -> Tensor:
     """State ``[B * H, D + 2, D]`` from partial sums ``[B * H, runs, D + 2, D]``."""
     batch_heads, runs, _, head_dim = partial.shape
     state = partial.new_empty(batch_heads, head_dim + 2, head_dim)
-    grid = (batch_heads * triton.cdiv((head_dim + 2) * head_dim, SMALL_BLOCK),)
-    mala_reduce_kernel[grid](partial, state, num_tokens, runs, D=head_dim, BLOCK=SMALL_BLOCK)
+    grid = (batch_heads * triton.cdiv((head_dim + 2) * head_dim, ELEMENTS_PER_PROGRAM),)
+    mala_reduce_kernel[grid](
+        partial, state, num_tokens, runs, D=head_dim, BLOCK=ELEMENTS_PER_PROGRAM
+    )
     return state
 
 

@@ -43,6 +43,28 @@ def test_forced_kernel_gives_no_gradient_for_angles():
     assert angle.grad is not None
 
 
+def test_forced_kernel_has_no_forward_mode():
+    with pytest.raises(RuntimeError, match='the kernel has no forward-mode derivative'):
+        torch.func.jvp(
+            lambda q: mala_attention(q, q, q, (2, 3), backend='triton'),
+            (torch.ones(1, 1, 6, 8),),
+            (torch.ones(1, 1, 6, 8),),
+        )
+
+
+@pytest.mark.parametrize(('tokens', 'size'), [(0, (4, 0)), (0, (0, 4)), (4, (-2, -2))])
+def test_empty_grid(tokens, size):
+    x = torch.zeros(1, 1, tokens, 8)
+    with pytest.raises(ValueError, match=f'size must hold the {tokens} tokens of q'):
+        mala_attention(x, x, x, size)
+
+
+def test_no_channels():
+    x = torch.zeros(1, 1, 6, 0)
+    with pytest.raises(ValueError, match='q must have a channel at least'):
+        mala_attention(x, x, x, (2, 3))
+
+
 def test_unknown_backend():
     with pytest.raises(ValueError, match="backend must be one of auto, torch, triton, got 'cuda'"):
         mala_attention(*tokens(), (2, 3), backend='cuda')
@@ -74,7 +96,7 @@ def takes_kernel(tensor, backend='auto'):
 
 
 def test_cuda_tensors_take_the_kernel(on_cuda, monkeypatch):
-    monkeypatch.setattr(mala, 'find_triton_obstacle', lambda device: None)
+    monkeypatch.setattr(mala, 'find_triton_obstacle', lambda *args: None)
     assert takes_kernel(on_cuda)
     assert not takes_kernel(on_cuda, 'torch')
     on_cuda.dtype = torch.float64
@@ -92,9 +114,10 @@ def break_triton(monkeypatch, how):
     def launch(*args):
         raise RuntimeError('Failed to find C compiler.\nPlease specify via CC')
 
-    monkeypatch.setattr(torch, 'zeros', lambda *args, **kwargs: None)  # there is no GPU
+    # there is no GPU
+    monkeypatch.setattr(torch, 'zeros', lambda *args, **kwargs: None)
     monkeypatch.setattr('mala_mm.ops.mala_kernels.mala_fwd', launch)
-    return r'Triton does not work on cuda:0: Failed to find C compiler\.$'
+    return r'Triton does not work here: Failed to find C compiler\.$'
 
 
 @pytest.mark.parametrize('how', ['absent', 'old', 'no compiler'])
@@ -107,6 +130,21 @@ def test_unusable_triton_is_told_once(on_cuda, monkeypatch, how):
         assert not takes_kernel(on_cuda)
     with pytest.raises(RuntimeError, match=f"backend='triton' cannot serve: .*{reason[:40]}"):
         takes_kernel(on_cuda, 'triton')
+
+
+def test_out_of_memory_is_not_remembered(on_cuda, monkeypatch):
+    zeros = torch.zeros
+
+    def no_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    monkeypatch.setattr(torch, 'zeros', no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        takes_kernel(on_cuda)
+    monkeypatch.setattr(torch, 'zeros', lambda *args, device, **kwargs: zeros(*args, **kwargs))
+    monkeypatch.setattr('mala_mm.ops.mala_kernels.mala_fwd', lambda *args: (None, None))
+    monkeypatch.setattr('mala_mm.ops.mala_kernels.mala_bwd', lambda *args: None)
+    assert takes_kernel(on_cuda)
 
 
 def test_operator_needs_torch_alone():

@@ -40,8 +40,16 @@ def test_no_spilled_registers_and_little_shared_memory(root):
     for _, head_dim, dtype, kernel, registers, spill_bytes, shared_bytes in rows:
         case = (kernel, head_dim, dtype)
         assert 0 < registers <= 255, case
-        assert spill_bytes <= (256 if (head_dim, dtype) == (96, 'float16') else 0), case
+        allowed = 256 if (head_dim, dtype) == (96, 'float16') else 0
+        if kernel == 'mala_rotary_kernel':
+            allowed = 32  # not registers: cos and sin of large angles
+        assert spill_bytes <= allowed, case
         assert shared_bytes <= 99 * 1024, case
+
+
+def test_grid_is_flat(root):
+    # the other axes of a grid stop at 65,535
+    assert compile_only(root, 'grids') == [[70_000], [70_000 * 2], [70_000]]
 
 
 def test_image_sizes_do_not_recompile(root):

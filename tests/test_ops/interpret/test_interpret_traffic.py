@@ -86,7 +86,7 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self, monkeypatch) -> None:
         super().__init__()
-        self.elements = {}
+        self.tensors = []  # kept, so that no later one gets the memory of an earlier one
         execute = interpreter.GridExecutor.__call__
 
         def uncounted_execute(*args, **kwargs):  # the interpreter handles its arguments as tensors
@@ -98,9 +98,12 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            storage = result.untyped_storage()
-            self.elements[storage.data_ptr()] = storage.nbytes() // result.element_size()
+            self.tensors.append(result)
         return result
+
+    def elements(self) -> list[int]:
+        storages = {x.untyped_storage().data_ptr(): x for x in self.tensors}
+        return [x.untyped_storage().nbytes() // x.element_size() for x in storages.values()]
 
 
 def test_interpret_allocates_results_and_small_sums_alone(monkeypatch):
@@ -112,5 +115,5 @@ def test_interpret_allocates_results_and_small_sums_alone(monkeypatch):
     with Allocations(monkeypatch) as backward:
         mala_kernels.mala_bwd(dout, q, k, v, state, *size, angle, lepe, gate)
     for allocations, results in ((forward, 1), (backward, 5)):
-        large = [n for n in allocations.elements.values() if n > q.numel() // 4]
+        large = [n for n in allocations.elements() if n > q.numel() // 4]
         assert large == [q.numel()] * results
