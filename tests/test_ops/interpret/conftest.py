@@ -29,11 +29,19 @@ def interpreter():
 
 @pytest.fixture
 def large_tiles(monkeypatch):
-    """Tiles larger than those of a GPU: the interpreter's time goes by their number."""
+    """Larger pieces than a GPU gets: the interpreter's time goes by their number and size.
+
+    Returns a function that sets the tokens of a tile, 64 if it is not called.
+    """
     from mala_mm.ops import mala_kernels
 
-    launches = dict.fromkeys(mala_kernels.LAUNCHES, (mala_kernels.Launch(256, 4, 1),) * 2)
-    monkeypatch.setattr(mala_kernels, 'LAUNCHES', launches)
+    def set_tokens(tokens):
+        launches = dict.fromkeys(mala_kernels.LAUNCHES, (mala_kernels.Launch(tokens, 4, 1),) * 2)
+        monkeypatch.setattr(mala_kernels, 'LAUNCHES', launches)
+
+    set_tokens(64)
+    monkeypatch.setattr(mala_kernels, 'ELEMENTS_PER_PROGRAM', 4096)
+    return set_tokens
 
 
 @pytest.fixture

@@ -23,7 +23,11 @@ def fused(q, k, v, lepe, gate, size=SIZE):
 
 @pytest.mark.parametrize(
     ('head_dim', 'dtype', 'bound'),
-    [(64, torch.float32, 1e-5), (96, torch.float32, 1e-5), (96, torch.float16, 1e-3)],
+    [
+        (64, torch.float32, 1e-5),
+        pytest.param(96, torch.float32, 1e-5, marks=pytest.mark.slow),
+        pytest.param(96, torch.float16, 1e-3, marks=pytest.mark.slow),
+    ],
 )
 def test_interpret_launches_as_shipped(head_dim, dtype, bound, short_runs):
     # other tests use larger tiles; 140 tokens are three runs, which end in the middle of a tile
@@ -34,7 +38,7 @@ def test_interpret_launches_as_shipped(head_dim, dtype, bound, short_runs):
         assert error(ours, exact) <= bound
 
 
-@pytest.mark.parametrize('head_dim', [64, 96])
+@pytest.mark.parametrize('head_dim', [64, pytest.param(96, marks=pytest.mark.slow)])
 def test_interpret_two_runs_are_equal_bit_for_bit(head_dim, large_tiles, short_runs):
     size, angle = (7, 20), rotary_angles(head_dim)
     inputs, dout = draw(1, 1, size, head_dim, torch.float32)
@@ -45,7 +49,7 @@ def test_interpret_two_runs_are_equal_bit_for_bit(head_dim, large_tiles, short_r
 
 
 @pytest.mark.parametrize('value', [-20.0, 30.0, 0.0])
-@pytest.mark.parametrize('head_dim', [64, 96])
+@pytest.mark.parametrize('head_dim', [64, pytest.param(96, marks=pytest.mark.slow)])
 def test_interpret_extreme_queries_stay_finite(value, head_dim, large_tiles):
     inputs, dout = draw(1, 1, SIZE, head_dim, torch.float16)
     for extreme in ([0], [1], [0, 1]):  # q, k, both
@@ -206,6 +210,7 @@ def test_interpret_tracing_takes_the_torch_path(large_tiles):
     assert 'mala_mm.mala_attention' not in exported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('embed_dims', 'num_heads'), [((64, 128), (1, 2)), ((96, 192), (1, 2))])
 def test_interpret_backbone(embed_dims, num_heads, large_tiles):
     arch = dict(

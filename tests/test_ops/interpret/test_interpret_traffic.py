@@ -10,8 +10,6 @@ from triton.runtime.interpreter import interpreter_builder
 
 from mala_mm.ops import mala_kernels, rotary_angles
 
-pytestmark = pytest.mark.usefixtures('large_tiles')
-
 
 class Accesses:
     """Addresses that a call of the launchers reads or writes, launch by launch."""
@@ -54,11 +52,12 @@ class Accesses:
         return of_tokens, others
 
 
-@pytest.mark.parametrize('head_dim', [64, 96])
+@pytest.mark.parametrize('head_dim', [64, pytest.param(96, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     'size', [(64, 64), pytest.param((128, 128), marks=pytest.mark.slow)], ids=['4096', '16384']
 )
-def test_interpret_traffic(head_dim, size, monkeypatch):
+def test_interpret_traffic(head_dim, size, monkeypatch, large_tiles):
+    large_tiles(512)
     # as many programs as an H200 gets
     monkeypatch.setattr(mala_kernels, 'INTERPRETER_PROCESSORS', 132)
     inputs, dout = draw(1, 1, size, head_dim, torch.float32)
@@ -106,7 +105,8 @@ class Allocations(TorchDispatchMode):
         return [x.untyped_storage().nbytes() // x.element_size() for x in storages.values()]
 
 
-def test_interpret_allocates_results_and_small_sums_alone(monkeypatch):
+def test_interpret_allocates_results_and_small_sums_alone(monkeypatch, large_tiles):
+    large_tiles(512)
     size, head_dim = (64, 64), 64
     (q, k, v, lepe, gate), dout = draw(1, 1, size, head_dim, torch.float32)
     angle = rotary_angles(head_dim)
