@@ -52,19 +52,7 @@ def read_checkpoint(filename: str, map_location: str = 'cpu') -> dict[str, Any]:
         verb = 'fetched' if is_remote else 'read'
         raise CheckpointError(f'checkpoint {filename} could not be {verb}: {error}') from None
     except Exception as error:  # what unpickling a damaged file raises depends on the damage
-        code = isinstance(error, pickle.UnpicklingError) and re.search(r'GLOBAL (\S+)', str(error))
-        if code:
-            raise CheckpointError(
-                f'checkpoint {filename} was refused: it names {code[1]}, where only weights and '
-                'plain values are loaded'
-            ) from None
-        if is_remote:
-            reason = (
-                f'it is damaged or no checkpoint; it may lie in {torch.hub.get_dir()}: remove it'
-            )
-        else:
-            reason = _damage(path)
-        raise CheckpointError(f'checkpoint {filename} cannot be read: {reason}') from None
+        raise CheckpointError(f'checkpoint {filename} {_refusal(error, path, is_remote)}') from None
     if not isinstance(checkpoint, dict):
         raise CheckpointError(
             f'checkpoint {filename} holds a {type(checkpoint).__name__}, expected a dict of weights'
@@ -78,14 +66,24 @@ def _read_safetensors(filename: str) -> dict[str, Any]:
         return dict(state_dict=tensors, meta=file.metadata() or {})
 
 
-def _damage(path: Path) -> str:
+def _refusal(error: Exception, path: Path, is_remote: bool) -> str:
+    is_refused = isinstance(error, pickle.UnpicklingError)
+    if is_refused and (found := re.search(r'GLOBAL (\S+)', str(error))):
+        return f'was refused: it names {found[1]}, where only weights and plain values are loaded'
+    if is_remote:
+        return (
+            'cannot be read: it is damaged or no checkpoint; where it is kept, in '
+            f'{torch.hub.get_dir()}, remove it to fetch it anew'
+        )
     with path.open('rb') as file:
         beginning = file.read(20)
     if not beginning:
-        return 'it is empty'
-    if beginning.startswith((b'PK', b'\x80')) or path.suffix == '.safetensors':
-        return 'it is damaged or cut off'
-    return f'it is no checkpoint, it begins with {beginning!r}'
+        return 'cannot be read: it is empty'
+    if not beginning.startswith((b'PK', b'\x80')) and path.suffix != '.safetensors':
+        return f'cannot be read: it is no checkpoint, it begins with {beginning!r}'
+    if is_refused:
+        return 'was refused: it holds more than weights and plain values'
+    return 'cannot be read: it is damaged or cut off'
 
 
 def wrapping_of(checkpoint: dict[str, Any], filename: str, ema: bool = False) -> str | None:

@@ -163,7 +163,7 @@ def _fit(
         'missing': missing,
         'left over': left_over,
         'of another shape': shapes,
-        'of another kind': dtypes,
+        'of another dtype': dtypes,
     }
     told = [
         f'{len(names)} {kind} ({first_few(names)})' for kind, names in problems.items() if names
