@@ -150,16 +150,21 @@ def test_weights_alone_are_not_resumed(tiny_semfpn, tmp_path, refused):
 def test_resume(tiny_semfpn, tmp_path, main, load, refused):
     """With averaged weights, each kind goes back to its place; the config text does not run."""
     config = tmp_path / 'averaged.py'
-    hooks = [dict(type='EMAHook', update_buffers=True)]
-    config.write_text(f"_base_ = '{tiny_semfpn}'\ncustom_hooks = {hooks}\n")
+    settings = dict(
+        custom_hooks=[dict(type='EMAHook', update_buffers=True)],
+        train_cfg=dict(max_iters=2, val_interval=2),
+        default_hooks=dict(checkpoint=dict(interval=2)),
+    )
+    lines = [f'{name} = {value!r}' for name, value in settings.items()]
+    config.write_text('\n'.join([f'_base_ = {str(tiny_semfpn)!r}', *lines]))
     main('train', config, '--work-dir', 'work')
-    path = tmp_path / 'work' / 'iter_8.pth'
+    path = tmp_path / 'work' / 'iter_2.pth'
     saved = torch.load(path)
     saved['meta']['config'] = f'import os\nos.system("touch {tmp_path}/ran")\n'
     torch.save(saved, tmp_path / 'w.pth')
     runner, _ = load('train', config, '--resume', 'w.pth')
     assert not (tmp_path / 'ran').exists()
-    assert runner.iter == 8
+    assert runner.iter == 2
     ema_model = next(hook.ema_model for hook in runner.hooks if hasattr(hook, 'ema_model'))
     trained, averaged = runner.model.state_dict(), ema_model.module.state_dict()
     name = 'decode_head.conv_seg.weight'

@@ -103,7 +103,7 @@ def run(source: str, destination: str, ema: bool = False, config: str | None = N
     """
     target = Path(destination)
     if target.suffix not in SUFFIXES:
-        raise cli.UsageError(f'{target}: expected a NAME{" or a NAME".join(SUFFIXES)}')
+        raise cli.UsageError(f'{target}: expected NAME{" or NAME".join(SUFFIXES)}')
     if not target.parent.is_dir() or target.is_dir():
         raise cli.UsageError(f'{target} cannot be written: expected a file in a folder that exists')
     if '://' in source:
@@ -116,7 +116,8 @@ def run(source: str, destination: str, ema: bool = False, config: str | None = N
     print(f'source:  {source}, {wrapping or "weights at the top"}')
     weights = convert(weights_of(checkpoint, source, ema), source)
     if wrapping is not None:
-        print(f'dropped entries of the file: {", ".join(checkpoint.keys() - {wrapping}) or "none"}')
+        others = ', '.join(str(name) for name in checkpoint if name != wrapping)
+        print(f'dropped entries of the file: {others or "none"}')
     meta = dict(
         source=Path(source).name,
         sha256=hashlib.sha256(Path(source).read_bytes()).hexdigest(),
