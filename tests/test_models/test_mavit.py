@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.model import revert_sync_batchnorm
+from synthetic import load_parameters
 from torch import nn
 
 from mala_mm.models import MAViT
@@ -173,20 +174,34 @@ def test_initialisation():
     assert scales == pytest.approx([1, 1, 1e-6, 1e-6])
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_half_precision(dtype):
+HALF = {
+    'half': (torch.float16, lambda model: model.half()),
+    'bfloat16': (torch.bfloat16, lambda model: model.bfloat16()),
+    'to': (torch.bfloat16, lambda model: model.to(torch.bfloat16)),
+    'half and back': (torch.float16, lambda model: model.half().float()),
+    'autocast to half': (torch.float16, lambda model: model),
+    'autocast to bfloat16': (torch.bfloat16, lambda model: model),
+}
+
+
+@pytest.mark.parametrize(('dtype', 'convert'), HALF.values(), ids=HALF.keys())
+def test_half_precision_is_float32_but_for_rounding(request, dtype, convert):
     model = tiny().eval()
+    load_parameters(model)
     image = torch.randn(1, 3, 64, 80)
     truth = model(image)
     angles = [stage.RoPE.angle.clone() for stage in model.layers]
-    model.to(dtype)
+    convert(model)
     for stage, angle in zip(model.layers, angles, strict=True):
         assert stage.RoPE.angle.dtype == torch.float32
         assert torch.equal(stage.RoPE.angle, angle)
-    for out, expected in zip(model(image.to(dtype)), truth, strict=True):
-        assert out.dtype == dtype
+    with torch.autocast('cpu', dtype, enabled='autocast' in request.node.callspec.id):
+        outs = model(image.to(model.patch_embed.proj[0].weight.dtype))
+    for out, expected in zip(outs, truth, strict=True):
         error = (out.float() - expected).square().mean() / expected.square().mean()
-        assert error.sqrt() < (0.01 if dtype == torch.float16 else 0.06)
+        assert error.sqrt() < 4 * torch.finfo(dtype).eps
+    if 'autocast' not in request.node.callspec.id:
+        assert outs[0].dtype == model.patch_embed.proj[0].weight.dtype
 
 
 @pytest.mark.parametrize('amp', [False, True])
