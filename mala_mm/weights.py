@@ -129,64 +129,63 @@ def _fit(
     model: nn.Module, weights: dict[str, Tensor], filename: str, optional: set[str]
 ) -> dict[str, Tensor]:
     own = model.state_dict()
-    arch = published_arch(weights)
-    for prefix, module in model.named_modules():
-        if isinstance(module, MAViT):
-            prefix = prefix and f'{prefix}.'
-            pattern = _unbuilt_names(module)
-            unbuilt = [
-                name
-                for name in weights
-                if name.startswith(prefix) and pattern.match(name[len(prefix) :])
-            ]
-            weights = {name: value for name, value in weights.items() if name not in unbuilt}
-            if unbuilt:
-                _log(
-                    f'left out {len(unbuilt)} tensors that out_indices={module.out_indices} does '
-                    f'not build: {first_few(unbuilt)}'
-                )
+    fitted = _without_unbuilt(model, weights)
     optional = optional | {name for name in own if name.endswith('RoPE.angle')}
-    missing = [name for name in own if name not in weights and name not in optional]
-    left_over = [name for name in weights if name not in own]
-    common = [name for name in own if name in weights]
-    shapes = [
-        f'{name} {tuple(weights[name].shape)} instead of {tuple(own[name].shape)}'
-        for name in common
-        if weights[name].shape != own[name].shape
-    ]
-    dtypes = [
-        f'{name} {weights[name].dtype} instead of {own[name].dtype}'
-        for name in common
-        if own[name].is_floating_point() and not weights[name].is_floating_point()
-    ]
+    common = [name for name in own if name in fitted]
     problems = {
-        'missing': missing,
-        'left over': left_over,
-        'of another shape': shapes,
-        'of another dtype': dtypes,
+        'missing': [name for name in own if name not in fitted and name not in optional],
+        'left over': [name for name in fitted if name not in own],
+        'of another shape': [
+            f'{name} {tuple(fitted[name].shape)} instead of {tuple(own[name].shape)}'
+            for name in common
+            if fitted[name].shape != own[name].shape
+        ],
+        'of another dtype': [
+            f'{name} {fitted[name].dtype} instead of {own[name].dtype}'
+            for name in common
+            if own[name].is_floating_point() and not fitted[name].is_floating_point()
+        ],
     }
     told = [
-        f'{len(names)} {kind} ({first_few(names)})' for kind, names in problems.items() if names
+        f'{len(found)} {kind} ({first_few(found)})' for kind, found in problems.items() if found
     ]
     if told:
+        arch = published_arch(weights)
         if arch and arch != published_arch(own):
             told.append(f'this looks like MAViT-{arch.upper()}')
         raise CheckpointError(
             f'checkpoint {filename} does not fit this {type(model).__name__} of {len(own)} '
             f'tensors: {"; ".join(told)}'
         )
-    _log(f'{type(model).__name__}: {len(weights)} of {len(own)} tensors from {filename}')
+    _log(f'{type(model).__name__}: {len(fitted)} of {len(own)} tensors from {filename}')
+    return fitted
+
+
+def _without_unbuilt(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights without those that a MAViT in the model would have with other out_indices."""
+    for path, module in model.named_modules():
+        if isinstance(module, MAViT):
+            prefix = path and f'{path}.'
+            unbuilt = {
+                prefix + n for n in without_prefix(weights, prefix) if _is_unbuilt(module, n)
+            }
+            if unbuilt:
+                _log(
+                    f'left out {len(unbuilt)} tensors that out_indices={module.out_indices} does '
+                    f'not build: {first_few(name for name in weights if name in unbuilt)}'
+                )
+            weights = {name: value for name, value in weights.items() if name not in unbuilt}
     return weights
 
 
-def _unbuilt_names(backbone: MAViT) -> re.Pattern:
-    """Stages after the last one that is built, its downsampling, and other outputs' norms."""
-    built = len(backbone.layers)
-    later = '|'.join(map(str, range(built, len(backbone.embed_dims)))) or '-'
-    norms = '|'.join(map(str, set(range(len(backbone.embed_dims))) - set(backbone.out_indices)))
-    return re.compile(
-        rf'layers\.({later})\.|layers\.{built - 1}\.downsample\.|extra_norms\.({norms or "-"})\.'
-    )
+def _is_unbuilt(backbone: MAViT, name: str) -> bool:
+    match = re.match(r'(layers|extra_norms)\.([0-3])\.(downsample)?', name)
+    if match is None:
+        return False
+    stage, last = int(match[2]), backbone.out_indices[-1]
+    if match[1] == 'extra_norms':
+        return stage not in backbone.out_indices
+    return stage > last or (stage == last < 3 and match[3] is not None)
 
 
 def _class_layers(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -198,7 +197,7 @@ def _class_layers(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, tup
     heads = {
         name: module.num_classes
         for name, module in model.named_modules()
-        if name and isinstance(getattr(module, 'num_classes', None), int) and 'rpn' not in name
+        if 'rpn' not in name and isinstance(getattr(module, 'num_classes', None), int)
     }
     readings = {}
     for name, value in model.state_dict().items():
