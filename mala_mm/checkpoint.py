@@ -22,11 +22,11 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used, told in one line."""
 
 
-def read_checkpoint(filename: str, map_location: str = 'cpu') -> dict[str, Any]:
+def read_checkpoint(filename: str | Path, map_location: str = 'cpu') -> dict[str, Any]:
     """Load a checkpoint in PyTorch's safe mode, or a safetensors file.
 
     Args:
-        filename (str): A path or a URL; safetensors where it ends in ``.safetensors``.
+        filename (str | Path): A path or a URL; safetensors where it ends in ``.safetensors``.
         map_location (str): The device of the tensors, as of ``torch.load``; safetensors go to the
             CPU. Defaults to 'cpu'.
 
@@ -37,6 +37,7 @@ def read_checkpoint(filename: str, map_location: str = 'cpu') -> dict[str, Any]:
         CheckpointError: If the file does not exist, cannot be fetched, is damaged, is no
             checkpoint or holds code.
     """
+    filename = str(filename)
     is_remote = '://' in filename
     path = Path(filename).expanduser()
     if not is_remote and path.is_dir():

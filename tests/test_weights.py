@@ -274,19 +274,21 @@ def test_fine_tuning_with_other_classes(classes, log):
 
 
 @pytest.mark.parametrize(
-    ('model', 'first'),
+    ('file', 'model', 'first'),
     [
-        (dict(num_classes=80, agnostic=True), 'bbox_head.fc_reg.weight'),
-        (dict(num_classes=3, agnostic=True), 'bbox_head.fc_cls.weight'),
-        (dict(num_classes=3, width=6), 'bbox_head.shared_fcs.weight'),
-        (dict(num_classes=80, anchors=6), 'rpn_head.rpn_cls.weight'),
-        (dict(num_classes=3, anchors=6), 'rpn_head.rpn_cls.weight'),
+        ({}, dict(agnostic=True), 'bbox_head.fc_reg.weight'),
+        (dict(agnostic=True), {}, 'bbox_head.fc_reg.weight'),
+        ({}, dict(num_classes=3, agnostic=True), 'bbox_head.fc_cls.weight'),
+        ({}, dict(num_classes=3, width=6), 'bbox_head.shared_fcs.weight'),
+        ({}, dict(anchors=6), 'rpn_head.rpn_cls.weight'),
+        ({}, dict(num_classes=3, anchors=6), 'rpn_head.rpn_cls.weight'),
     ],
 )
-def test_fine_tuning_with_other_layers_is_an_error(model, first):
-    weights = Detector(num_classes=80).state_dict()
+def test_fine_tuning_with_other_layers_is_an_error(file, model, first):
+    weights = Detector(**dict(num_classes=80) | file).state_dict()
+    model = Detector(**dict(num_classes=80) | model)
     with pytest.raises(CheckpointError, match=rf'of another shape \({first} \('):
-        fit_model(Detector(**model), weights, 'f', fine_tune=True)
+        fit_model(model, weights, 'f', fine_tune=True)
 
 
 def test_whole_model(log):
