@@ -4,8 +4,10 @@ import hashlib
 import json
 import math
 import os
+import resource
 from pathlib import Path
 
+import numpy as np
 import published_heads
 import pytest
 import torch
@@ -220,15 +222,31 @@ def test_missing_source_and_url(refused, tmp_path):
     assert 'download it first' in refused('https://example.org/w.pth', tmp_path / 'new.pth')
 
 
-def test_disk_that_fills_up_keeps_the_old_file(
-    classifier, refused, converter, tmp_path, monkeypatch
-):
-    def write_half(weights, meta, path):
-        path.write_bytes(b'PK')
-        raise OSError(28, 'No space left on device')
-
-    monkeypatch.setattr(converter, 'write', write_half)
-    (tmp_path / 'new.pth').write_text('old')
-    assert 'No space left on device' in refused(classifier, tmp_path / 'new.pth')
-    assert (tmp_path / 'new.pth').read_text() == 'old'
+@pytest.mark.parametrize('suffix', ['pth', 'safetensors'])
+def test_disk_that_fills_up_keeps_the_old_file(suffix, classifier, refused, tmp_path):
+    target = tmp_path / f'new.{suffix}'
+    target.write_text('old')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        message = refused(classifier, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f'{target} cannot be written: ' in message
+    assert target.read_text() == 'old'
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_class_names_are_kept(convert, tmp_path):
+    meta = dict(CLASSES=('wall', 'sky'), PALETTE=np.array([[1, 2, 3], [4, 5, 6]]))
+    weights = numbered({f'backbone.{name}': shape for name, shape in KEYS['det_t'].items()})
+    torch.save(dict(meta=meta, state_dict=weights), tmp_path / 'old.pth')
+    convert(tmp_path / 'old.pth', tmp_path / 'new.safetensors')
+    texts = read_checkpoint(tmp_path / 'new.safetensors')['meta']
+    assert json.loads(texts['dataset_meta']) == dict(
+        classes=['wall', 'sky'], palette=[[1, 2, 3], [4, 5, 6]]
+    )
+    convert(tmp_path / 'old.pth', tmp_path / 'new.pth')
+    kept = torch.load(tmp_path / 'new.pth', weights_only=True)['meta']['dataset_meta']
+    assert kept['classes'] == ('wall', 'sky')
+    assert kept['palette'] == [[1, 2, 3], [4, 5, 6]]

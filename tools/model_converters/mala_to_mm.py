@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -60,10 +61,11 @@ def convert(loaded: dict[str, Tensor], source: str) -> dict[str, Tensor]:
 
 def class_names(meta: dict) -> dict:
     """``dataset_meta`` of a checkpoint's meta, or its form in mmdet 2 and mmseg 0."""
-    if 'dataset_meta' in meta:
-        return dict(dataset_meta=meta['dataset_meta'])
-    old = {name.lower(): meta[name] for name in ('CLASSES', 'PALETTE') if name in meta}
-    return dict(dataset_meta=old) if old else {}
+    names = meta.get('dataset_meta')
+    if not isinstance(names, dict):
+        names = {name.lower(): meta[name] for name in ('CLASSES', 'PALETTE') if name in meta}
+    plain = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in names.items()}
+    return dict(dataset_meta=plain) if plain else {}
 
 
 def check(weights: dict[str, Tensor], config: str, source: str) -> None:
@@ -87,11 +89,9 @@ def check(weights: dict[str, Tensor], config: str, source: str) -> None:
 def write(weights: dict[str, Tensor], meta: dict, path: Path) -> None:
     if path.suffix == '.pth':
         torch.save(dict(meta=meta, state_dict=weights), path)
-    else:
-        texts = {
-            n: value if isinstance(value, str) else json.dumps(value) for n, value in meta.items()
-        }
-        safetensors.torch.save_file(weights, path, texts)
+        return
+    texts = {n: value if isinstance(value, str) else json.dumps(value) for n, value in meta.items()}
+    safetensors.torch.save_file(weights, path, texts)
 
 
 def run(source: str, destination: str, ema: bool = False, config: str | None = None) -> None:
@@ -126,12 +126,14 @@ def run(source: str, destination: str, ema: bool = False, config: str | None = N
     )
     partial = target.with_name(f'.{target.stem}.partial{target.suffix}')
     try:
-        write(weights, meta, partial)
+        try:
+            write(weights, meta, partial)
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            reason = str(error).partition('\n')[0]
+            raise cli.UsageError(f'{target} cannot be written: {reason}') from None
         if config is not None:
-            check(weights_of(read_checkpoint(str(partial)), destination), config, source)
+            check(weights_of(read_checkpoint(partial), destination), config, source)
         os.replace(partial, target)
-    except OSError as error:
-        raise cli.UsageError(f'{target} cannot be written: {error}') from None
     finally:
         partial.unlink(missing_ok=True)
     print(f'written: {target}, {target.stat().st_size / 1e6:.1f} MB, MAViT arch {meta["arch"]}')
