@@ -67,6 +67,8 @@ def fit_model(
     """
     own = model.state_dict()
     if not own.keys() & weights.keys():
+        weights = {name.removeprefix('module.'): value for name, value in weights.items()}
+    if not own.keys() & weights.keys():
         prefix = backbone_prefix(weights, filename)
         if prefix is not None and not prefix.endswith('backbone.'):
             raise CheckpointError(
@@ -74,8 +76,8 @@ def fit_model(
                 'model.backbone.init_cfg.type=Pretrained '
                 f'model.backbone.init_cfg.checkpoint={filename}'
             )
-        outer = 'module.' if prefix is None else prefix.removesuffix('backbone.')
-        weights = without_prefix(weights, outer)
+        outer = (prefix or '').removesuffix('backbone.')
+        weights = {name.removeprefix(outer): value for name, value in weights.items()}
     class_layers = _class_layers(model, weights) if fine_tune else {}
     weights = {name: value for name, value in weights.items() if name not in class_layers}
     fitted = _fit(model, weights, filename, optional=set(class_layers))

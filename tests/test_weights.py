@@ -294,7 +294,9 @@ def test_fine_tuning_with_other_layers_is_an_error(file, model, first):
 def test_whole_model(log):
     model = Detector(num_classes=3)
     weights = model.state_dict()
-    for content in (weights, prefixed(weights, 'module.'), without_angles(weights)):
+    prefixes = ('module.', 'model.', 'module.model.')
+    files = (weights, without_angles(weights), *(prefixed(weights, prefix) for prefix in prefixes))
+    for content in files:
         fitted = fit_model(model, content, 'f')
         assert set(weights) - set(fitted) <= {n for n in weights if n.endswith('RoPE.angle')}
         assert all(fitted[name] is weights[name] for name in fitted)
@@ -323,6 +325,9 @@ def test_whole_model_that_misfits(change, message):
     for fine_tune in (False, True):
         with pytest.raises(CheckpointError, match=message):
             fit_model(model, weights, 'f', fine_tune)
+    other = prefixed(model.state_dict(), 'module.model.') | dict(extra=torch.ones(1))
+    with pytest.raises(CheckpointError, match=r'1 left over \(extra\)$'):
+        fit_model(model, other, 'f')
 
 
 def test_a_backbone_is_no_whole_model(tiny):
