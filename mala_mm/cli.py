@@ -44,7 +44,8 @@ def read_config(config: str, cfg_options: dict | None = None) -> Config:
 
     Raises:
         UsageError: the file or one of its bases does not exist or is no config, an option does
-            not fit it, or its `default_scope` is neither 'mmdet' nor 'mmseg'.
+            not fit it, its `default_scope` is neither 'mmdet' nor 'mmseg', or its model names
+            pretrained weights where they would not be checked.
     """
     try:
         cfg = Config.fromfile(config)
@@ -60,7 +61,7 @@ def read_config(config: str, cfg_options: dict | None = None) -> Config:
             f"config {config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
             f'(segmentation), got {scope!r}'
         )
-    _move_pretrained(cfg.get('model') or {})
+    _check_pretrained(cfg.get('model') or {})
     return cfg
 
 
@@ -214,11 +215,17 @@ def _key_value(text: str) -> str:
     return text
 
 
-def _move_pretrained(model: dict) -> None:
-    """Write `pretrained`, mmdet 2's habit, as the `init_cfg` of a MAViT."""
+def _check_pretrained(model: dict) -> None:
+    """Write `pretrained`, mmdet 2's habit, as the `init_cfg` of a MAViT, the only checked place."""
     backbone = model.get('backbone') or {}
     if _type_name(backbone) != 'MAViT':
         return
+    init_cfg = model.get('init_cfg')
+    if isinstance(init_cfg, dict) and _type_name(init_cfg) == 'Pretrained':
+        raise UsageError(
+            'model.init_cfg would load without a check: write load_from=CHECKPOINT for a whole '
+            'model, model.backbone.init_cfg for its backbone'
+        )
     for owner in (model, backbone):
         checkpoint = owner.pop('pretrained', None)
         if checkpoint and backbone.get('init_cfg'):

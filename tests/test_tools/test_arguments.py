@@ -171,6 +171,12 @@ class TestPretrained:
         with pytest.raises(cli.UsageError, match='give one of them'):
             load(tmp_path / 'c.py', text)
 
+    def test_of_the_whole_model_is_an_error(self, tmp_path):
+        text = "default_scope = 'mmdet'\nmodel = dict(backbone=dict(type='MAViT'))"
+        options = {'model.init_cfg.type': 'Pretrained', 'model.init_cfg.checkpoint': 'x.pth'}
+        with pytest.raises(cli.UsageError, match='write load_from=CHECKPOINT'):
+            load(tmp_path / 'c.py', text, cfg_options=options)
+
     def test_of_another_backbone_stays(self, tmp_path):
         text = (
             "default_scope = 'mmseg'\nmodel = dict(pretrained='x', backbone=dict(type='ResNetV1c'))"
