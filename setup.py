@@ -22,6 +22,7 @@ setup(
     install_requires=[
         'torch>=2.6',
         'torchvision>=0.21',
+        'safetensors',
         'mmengine==0.10.7',
         'mmcv-lite>=2.0.1,<2.2',
         'mmdet==3.3.0',

@@ -1,42 +1,59 @@
-"""Reading weights: whatever does not fit is one error that names the file, never a log line."""
+"""Reading checkpoints: a file that cannot be used is one error that names it and the reason."""
 
 import pickle
 import re
+from collections.abc import Iterable
+from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
-from mmengine.logging import print_log
+import numpy as np
+import torch
+from mmengine.fileio import get_local_path
 from mmengine.runner import CheckpointLoader
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor
 
-CLASSIFIER = ('proj.', 'norm.', 'head.')  # of the published ImageNet models
+WRAPPINGS = ('state_dict', 'model')
+EMA_WRAPPINGS = ('state_dict_ema', 'model_ema')
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, told in one line."""
 
 
-def read_checkpoint(filename: str, map_location: str = 'cpu') -> dict[str, Any]:
-    """Load a checkpoint from a path or a URL, in PyTorch's safe mode.
+def read_checkpoint(filename: str | Path, map_location: str = 'cpu') -> dict[str, Any]:
+    """Load a checkpoint in PyTorch's safe mode, or a safetensors file.
+
+    Args:
+        filename (str | Path): A path or a URL; safetensors where it ends in ``.safetensors``.
+        map_location (str): The device of the tensors, as of ``torch.load``; safetensors go to the
+            CPU. Defaults to 'cpu'.
+
+    Returns:
+        dict: The file's content; of safetensors ``{'state_dict': tensors, 'meta': texts}``.
 
     Raises:
-        CheckpointError: If the file does not exist, is damaged, is no checkpoint or holds code.
+        CheckpointError: If the file does not exist, cannot be fetched, is damaged, is no
+            checkpoint or holds code.
     """
+    filename = str(filename)
+    is_remote = '://' in filename
+    path = Path(filename).expanduser()
+    if not is_remote and path.is_dir():
+        raise CheckpointError(f'checkpoint {filename} is a directory, expected a file')
     try:
-        checkpoint = CheckpointLoader.load_checkpoint(filename, map_location, logger='silent')
+        if filename.endswith('.safetensors'):
+            checkpoint = _read_safetensors(filename if is_remote else str(path))
+        else:
+            checkpoint = CheckpointLoader.load_checkpoint(filename, map_location, logger='silent')
     except FileNotFoundError:
         raise CheckpointError(f'checkpoint {filename} does not exist') from None
-    except pickle.UnpicklingError as error:
-        found = re.search(r'GLOBAL (\S+)', str(error))
-        reason = f'it names {found[1]}' if found else 'it is damaged or no checkpoint'
-        raise CheckpointError(
-            f'checkpoint {filename} was refused: {reason}, where only weights and plain values '
-            'are loaded'
-        ) from None
+    except (OSError, HTTPException, ImportError) as error:  # ImportError: a storage client's
+        verb = 'fetched' if is_remote else 'read'
+        raise CheckpointError(f'checkpoint {filename} could not be {verb}: {error}') from None
     except Exception as error:  # what unpickling a damaged file raises depends on the damage
-        raise CheckpointError(
-            f'checkpoint {filename} cannot be read: it is damaged or no checkpoint '
-            f'({type(error).__name__})'
-        ) from None
+        raise CheckpointError(f'checkpoint {filename} {_refusal(error, path, is_remote)}') from None
     if not isinstance(checkpoint, dict):
         raise CheckpointError(
             f'checkpoint {filename} holds a {type(checkpoint).__name__}, expected a dict of weights'
@@ -44,63 +61,99 @@ def read_checkpoint(filename: str, map_location: str = 'cpu') -> dict[str, Any]:
     return checkpoint
 
 
-def load_backbone(backbone: nn.Module, filename: str, prefix: str | None = None) -> None:
-    """Load a MAViT from a published ImageNet model, a detector, a segmentor or a backbone.
+def _read_safetensors(filename: str) -> dict[str, Any]:
+    with get_local_path(filename) as path, safe_open(path, framework='pt') as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        return dict(state_dict=tensors, meta=file.metadata() or {})
 
-    Takes ``{'model': ...}``, ``{'state_dict': ...}`` or bare weights, with the prefixes
-    ``module.`` and ``backbone.`` or without. A classifier is left out; ``extra_norms``, which an
-    ImageNet model lacks, keep their initial values; stages that are not built are skipped.
+
+def _refusal(error: Exception, path: Path, is_remote: bool) -> str:
+    is_refused = isinstance(error, pickle.UnpicklingError)
+    if is_refused and (found := re.search(r'GLOBAL (\S+)', str(error))):
+        return f'was refused: it names {found[1]}, where only weights and plain values are loaded'
+    if is_remote:
+        return (
+            'cannot be read: it is damaged or no checkpoint; where it is kept, in '
+            f'{torch.hub.get_dir()}, remove it to fetch it anew'
+        )
+    with path.open('rb') as file:
+        beginning = file.read(20)
+    if not beginning:
+        return 'cannot be read: it is empty'
+    if not beginning.startswith((b'PK', b'\x80')) and path.suffix != '.safetensors':
+        return f'cannot be read: it is no checkpoint, it begins with {beginning!r}'
+    if is_refused:
+        return 'was refused: it holds more than weights and plain values'
+    return 'cannot be read: it is damaged or cut off'
+
+
+def wrapping_of(checkpoint: dict[str, Any], filename: str, ema: bool = False) -> str | None:
+    """The entry of a checkpoint that holds the weights; None where they lie at the top.
 
     Args:
-        backbone (nn.Module): A :class:`mala_mm.models.MAViT`.
-        filename (str): A path or a URL.
-        prefix (str, optional): Take the tensors under this prefix only. Defaults to None,
-            ``backbone.`` where there is such a prefix.
+        checkpoint (dict): What `read_checkpoint` returned.
+        filename (str): Named in errors.
+        ema (bool): Take the averaged weights, ``state_dict_ema`` or ``model_ema``. Defaults to
+            False: they are never taken by themselves.
 
     Raises:
-        CheckpointError: If any other tensor is missing, left over or of another shape. Nothing is
-            loaded then.
+        CheckpointError: If there are only the other weights.
     """
-    weights = read_checkpoint(filename)
-    for wrapping in ('state_dict', 'model'):
-        if isinstance(weights.get(wrapping), dict):
-            weights = weights[wrapping]
-            break
-    weights = {str(name).removeprefix('module.'): tensor for name, tensor in weights.items()}
-    if prefix is None and any(name.startswith('backbone.') for name in weights):
-        prefix = 'backbone.'
-    if prefix is not None:
-        weights = {
-            name.removeprefix(prefix).lstrip('.'): tensor
-            for name, tensor in weights.items()
-            if name.startswith(prefix)
-        }
-    own = backbone.state_dict()
-    unbuilt = _unbuilt_names(backbone)
-    weights = {
-        name: tensor
-        for name, tensor in weights.items()
-        if not name.startswith(CLASSIFIER) and not (unbuilt.match(name) and name not in own)
-    }
-    problems = {
-        'missing': [n for n in own if n not in weights and not n.startswith('extra_norms.')],
-        'left over': [n for n in weights if n not in own],
-        'of another shape': [
-            n for n in own if n in weights and getattr(weights[n], 'shape', None) != own[n].shape
-        ],
-    }
-    told = [f'{len(n)} {kind} ({", ".join(n[:3])})' for kind, n in problems.items() if n]
-    if told:
+    filled = [name for name, value in checkpoint.items() if isinstance(value, dict) and value]
+    averaged = next((name for name in EMA_WRAPPINGS if name in filled), None)
+    if ema and averaged is None:
         raise CheckpointError(
-            f'checkpoint {filename} does not fit this MAViT of {len(own)} tensors: '
-            f'{"; ".join(told)}. Check arch and the file'
+            f'checkpoint {filename} holds no EMA weights, expected {" or ".join(EMA_WRAPPINGS)}'
         )
-    backbone.load_state_dict(weights, strict=False)
-    print_log(f'MAViT: {len(weights)} of {len(own)} tensors from {filename}', logger='current')
+    plain = next((name for name in WRAPPINGS if name in filled), None)
+    if not ema and plain is None and averaged is not None:
+        raise CheckpointError(
+            f'checkpoint {filename} holds EMA weights only ({averaged}): convert it with '
+            'tools/model_converters/mala_to_mm.py --ema'
+        )
+    return averaged if ema else plain
 
 
-def _unbuilt_names(backbone: nn.Module) -> re.Pattern:
-    """Stages after the last one that is built, its downsampling, and output norms."""
-    built = len(backbone.layers)
-    later = '|'.join(map(str, range(built, len(backbone.embed_dims)))) or '-'
-    return re.compile(rf'layers\.({later})\.|layers\.{built - 1}\.downsample\.|extra_norms\.')
+def weights_of(checkpoint: dict[str, Any], filename: str, ema: bool = False) -> dict[str, Tensor]:
+    """Take the weights out of ``{'state_dict': ...}``, ``{'model': ...}`` or a bare dict.
+
+    Args:
+        checkpoint, filename, ema: As of `wrapping_of`.
+
+    Returns:
+        dict[str, Tensor]: Names as in the file; NumPy arrays as tensors.
+
+    Raises:
+        CheckpointError: If there are no such weights, or other things among them.
+    """
+    wrapping = wrapping_of(checkpoint, filename, ema)
+    entries = checkpoint if wrapping is None else checkpoint[wrapping]
+    weights = {str(name): _tensor(value) for name, value in entries.items()}
+    others = {n: type(value).__name__ for n, value in weights.items() if not torch.is_tensor(value)}
+    if len(others) == len(weights):
+        raise CheckpointError(
+            f'checkpoint {filename} holds no weights, expected them at the top or in '
+            f'{" or ".join(WRAPPINGS)}; its entries: {first_few(map(str, checkpoint)) or "none"}'
+        )
+    if others:
+        told = first_few(f'{name}: {kind}' for name, kind in others.items())
+        raise CheckpointError(
+            f'checkpoint {filename} holds {len(others)} entries among its {len(weights)} weights '
+            f'that are no tensors ({told})'
+        )
+    return weights
+
+
+def _tensor(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        try:
+            return torch.from_numpy(np.array(value, value.dtype.newbyteorder('=')))
+        except TypeError:  # a dtype that PyTorch lacks
+            return value
+    return value
+
+
+def first_few(names: Iterable[str]) -> str:
+    """Up to three names for a message, with dots where there are more."""
+    names = list(names)
+    return ', '.join(names[:3] + ['...'] * (len(names) > 3))

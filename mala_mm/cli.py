@@ -12,7 +12,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.device import get_device
 
-from .checkpoint import read_checkpoint
+from .checkpoint import read_checkpoint, weights_of
 
 DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
 
@@ -39,28 +39,39 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def read_config(config: str, cfg_options: dict | None = None) -> Config:
+    """Return the config of a detector or a segmentor, with `cfg_options` merged into it.
+
+    Raises:
+        UsageError: the file or one of its bases does not exist or is no config, an option does
+            not fit it, its `default_scope` is neither 'mmdet' nor 'mmseg', or its model names
+            pretrained weights where they would not be checked.
+    """
+    try:
+        cfg = Config.fromfile(config)
+    except (OSError, KeyError, ValueError, SyntaxError, ImportError) as error:
+        raise UsageError(f'config {config} cannot be read: {error}') from None
+    try:
+        cfg.merge_from_dict(cfg_options or {})
+    except (KeyError, TypeError) as error:
+        raise UsageError(f'--cfg-options do not fit {config}: {error.args[0]}') from None
+    scope = cfg.get('default_scope')
+    if scope not in (DETECTION, SEGMENTATION):
+        raise UsageError(
+            f"config {config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
+            f'(segmentation), got {scope!r}'
+        )
+    _check_pretrained(cfg.get('model') or {})
+    return cfg
+
+
 def load_config(args: argparse.Namespace) -> Config:
     """Return the config that `config`, `cfg_options`, `work_dir` and `launcher` describe.
 
     Raises:
-        UsageError: the file or one of its bases does not exist or is no config, an option does
-            not fit it, its `default_scope` is neither 'mmdet' nor 'mmseg', or a launcher is asked
-            for on a machine without GPU.
+        UsageError: as of `read_config`, or a launcher is asked for on a machine without GPU.
     """
-    try:
-        cfg = Config.fromfile(args.config)
-    except (OSError, KeyError, ValueError, SyntaxError, ImportError) as error:
-        raise UsageError(f'config {args.config} cannot be read: {error}') from None
-    try:
-        cfg.merge_from_dict(args.cfg_options or {})
-    except (KeyError, TypeError) as error:
-        raise UsageError(f'--cfg-options do not fit {args.config}: {error.args[0]}') from None
-    scope = cfg.get('default_scope')
-    if scope not in (DETECTION, SEGMENTATION):
-        raise UsageError(
-            f"config {args.config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
-            f'(segmentation), got {scope!r}'
-        )
+    cfg = read_config(args.config, args.cfg_options)
     if args.launcher != 'none' and get_device() == 'cpu':
         raise UsageError(f'--launcher {args.launcher} needs GPUs, but this machine has none')
     cfg.launcher = args.launcher
@@ -72,7 +83,8 @@ def load_config(args: argparse.Namespace) -> Config:
 def set_checkpoint(cfg: Config, checkpoint: str) -> None:
     """Load `checkpoint` (a path, or a URL that mmengine knows) before the run starts."""
     if '://' not in checkpoint:
-        read_checkpoint(checkpoint, map_location='meta')  # before anything else is built
+        # before anything else is built
+        weights_of(read_checkpoint(checkpoint, map_location='meta'), checkpoint)
     cfg.load_from = checkpoint
 
 
@@ -186,7 +198,7 @@ def add_empty_detections_hook(cfg: Config) -> None:
 
 def run(cfg: Config, command: str, warnings: list[str]) -> None:
     """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'."""
-    from mmengine.runner import Runner
+    from .engine import Runner
 
     runner = Runner.from_cfg(cfg)
     if command == 'test':
@@ -201,6 +213,28 @@ def _key_value(text: str) -> str:
     if '=' not in text:
         raise argparse.ArgumentTypeError(f'expected KEY=VALUE, got {text!r}')
     return text
+
+
+def _check_pretrained(model: dict) -> None:
+    """Write `pretrained`, mmdet 2's habit, as the `init_cfg` of a MAViT, the only checked place."""
+    backbone = model.get('backbone') or {}
+    if _type_name(backbone) != 'MAViT':
+        return
+    init_cfg = model.get('init_cfg')
+    if isinstance(init_cfg, dict) and _type_name(init_cfg) == 'Pretrained':
+        raise UsageError(
+            'model.init_cfg would load without a check: write load_from=CHECKPOINT for a whole '
+            'model, model.backbone.init_cfg for its backbone'
+        )
+    for owner in (model, backbone):
+        checkpoint = owner.pop('pretrained', None)
+        if checkpoint and backbone.get('init_cfg'):
+            raise UsageError(
+                f'pretrained={checkpoint} and model.backbone.init_cfg both name a checkpoint, '
+                'give one of them'
+            )
+        if checkpoint:
+            backbone['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)
 
 
 def _type_name(cfg: dict, default: str | None = None) -> str | None:

@@ -6,7 +6,8 @@ Each gap is closed only where the package in question is installed:
   :mod:`mala_mm.mmcv_ext` takes its place. A compiled mmcv is used untouched.
 * ``torch.load`` reads nothing but tensors and plain containers by default since PyTorch 2.6:
   :mod:`mala_mm.safe_globals` allows the few data classes that mmengine puts into its checkpoints.
-  Pickled code is still refused.
+  Pickled code is still refused, in a file that mmengine downloads too: there PyTorch's default is
+  another one.
 * ``_base_ = 'mala_mm::NAME.py'`` in configs: mmengine resolves this form for its own projects
   only.
 * mmengine imports ``pkg_resources`` anew for every ``_base_`` out of a wheel: its deprecation
@@ -15,8 +16,11 @@ Each gap is closed only where the package in question is installed:
 
 import sys
 import warnings
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+
+import torch
 
 
 def apply() -> None:
@@ -27,6 +31,7 @@ def apply() -> None:
         from .safe_globals import allow_mmengine_checkpoints
 
         allow_mmengine_checkpoints()
+        _load_urls_safely()
         _resolve_mala_mm_bases()
         warnings.filterwarnings('ignore', 'pkg_resources is deprecated', UserWarning)
 
@@ -39,6 +44,15 @@ def _supply_mmcv_ext() -> None:
         from . import mmcv_ext
 
         sys.modules['mmcv._ext'] = mmcv_ext
+
+
+def _load_urls_safely() -> None:
+    from mmengine.utils import dl_utils
+
+    load_url = partial(torch.hub.load_state_dict_from_url, weights_only=True)
+    dl_utils.load_url = load_url
+    if 'mmengine.runner.checkpoint' in sys.modules:  # it has taken its own reference
+        sys.modules['mmengine.runner.checkpoint'].load_url = load_url
 
 
 def _resolve_mala_mm_bases() -> None:

@@ -105,9 +105,14 @@ def test_inherits(install, root, tmp_path):
 
 def test_tools_run_from_the_install(install, tmp_path):
     path, package = install
-    for tool in ('train', 'test'):
+    options = {
+        'train': '--cfg-options',
+        'test': '--cfg-options',
+        'model_converters/mala_to_mm': '--check',
+    }
+    for tool, option in options.items():
         script = package / '.mim' / 'tools' / f'{tool}.py'
-        assert '--cfg-options' in python(script, '--help', cwd=tmp_path, path=path)
+        assert option in python(script, '--help', cwd=tmp_path, path=path)
 
 
 def test_wheel_and_sdist_hold_all_configs_and_tools(source, wheel, root, tmp_path):

@@ -1,5 +1,6 @@
-"""Hooks for mmengine's runner."""
+"""mmengine's runner with strict loading, and hooks for it."""
 
 from .empty_detections_hook import EmptyDetectionsHook
+from .runner import Runner
 
-__all__ = ['EmptyDetectionsHook']
+__all__ = ['EmptyDetectionsHook', 'Runner']

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from mala_mm.checkpoint import load_backbone
+from mala_mm.checkpoint import CheckpointError
 from mala_mm.ops import BACKENDS
 from mala_mm.registry import MODELS
 
@@ -72,8 +72,9 @@ class MAViT(BaseModule):
         attn_backend (str): Implementation of the linear attention: 'triton', the fused kernel, or
             an error where it cannot run; 'torch', plain PyTorch; 'auto', the kernel on CUDA
             devices where Triton works. Defaults to 'auto'.
-        init_cfg (dict | list[dict], optional): ``dict(type='Pretrained', checkpoint=...)`` loads a
-            published file as it is. Defaults to None, the published initialisation.
+        init_cfg (dict | list[dict] | str, optional): ``dict(type='Pretrained', checkpoint=...)``,
+            or the path or URL alone, loads a published file as it is. Defaults to None, the
+            published initialisation.
 
     Raises:
         ValueError: If an argument is out of its range; the message names the expected one.
@@ -124,8 +125,10 @@ class MAViT(BaseModule):
         norm_eval: bool = False,
         with_cp: bool = False,
         attn_backend: Literal['auto', 'torch', 'triton'] = 'auto',
-        init_cfg: dict | list[dict] | None = None,
+        init_cfg: dict | list[dict] | str | None = None,
     ) -> None:
+        if isinstance(init_cfg, str):
+            init_cfg = dict(type='Pretrained', checkpoint=init_cfg)
         if init_cfg is None:
             init_cfg = [
                 dict(type='TruncNormal', layer='Conv2d', std=0.02, bias=0.0),
@@ -241,16 +244,20 @@ class MAViT(BaseModule):
 
     def init_weights(self) -> None:
         """Initialise as ``init_cfg`` says; pretrained weights must fit (see `load_backbone`)."""
+        from mala_mm.weights import load_backbone  # which knows this class
+
         init_cfg = self.init_cfg
         pretrained, others = [], []
         for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
-            is_pretrained = str(cfg['type']).rpartition('.')[2] in ('Pretrained', 'PretrainedInit')
-            (pretrained if is_pretrained else others).append(cfg)
+            name = getattr(cfg['type'], '__name__', cfg['type']).rpartition('.')[2]
+            (pretrained if name in ('Pretrained', 'PretrainedInit') else others).append(cfg)
         if others:
             self.init_cfg = others
             super().init_weights()
             self.init_cfg = init_cfg
         for cfg in pretrained:
+            if not cfg.get('checkpoint'):
+                raise CheckpointError('init_cfg of type Pretrained needs a checkpoint=PATH_OR_URL')
             load_backbone(self, cfg['checkpoint'], cfg.get('prefix'))
         self._is_init = True
 

@@ -179,3 +179,9 @@ def test_safe_mode_is_not_turned_off_by_the_environment():
     code = 'import os, mala_mm; print([k for k in os.environ if "WEIGHTS_ONLY" in k])'
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == '[]'
+
+
+def test_downloads_are_safe_where_mmengine_was_imported_first():
+    code = 'import mmengine.runner.checkpoint as c, mala_mm; print(c.load_url.keywords)'
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "{'weights_only': True}"

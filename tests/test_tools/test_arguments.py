@@ -94,7 +94,7 @@ class TestParsers:
         model = "model = dict(roi_head=dict(mask_head=dict(type='FCNMaskHead')))\n"
         data = "test_evaluator = dict(type='CocoMetric')\ntest_dataloader = dict(dataset=dict())\n"
         (tmp_path / 'c.py').write_text(f"default_scope = 'mmdet'\n{model}{data}")
-        torch.save({}, tmp_path / 'w.pth')
+        torch.save(dict(weight=torch.ones(1)), tmp_path / 'w.pth')
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr('sys.argv', [name, *given])
         monkeypatch.setattr(cli, 'run', lambda *args: pytest.fail('a runner was built'))
@@ -153,17 +153,48 @@ class TestLoadConfig:
         assert cfg.work_dir == work_dir
 
 
+class TestPretrained:
+    @pytest.mark.parametrize('owner', ['', 'backbone.'])
+    @pytest.mark.parametrize('scope', ['mmdet', 'mmseg'])
+    def test_becomes_the_init_cfg_of_mavit(self, tmp_path, owner, scope):
+        text = f"default_scope = '{scope}'\n"
+        text += "model = dict(pretrained=None, backbone=dict(type='mala_mm.MAViT'))"
+        cfg = load(tmp_path / 'c.py', text, cfg_options={f'model.{owner}pretrained': 'x.pth'})
+        init_cfg = dict(type='Pretrained', checkpoint='x.pth')
+        assert cfg.model == dict(backbone=dict(type='mala_mm.MAViT', init_cfg=init_cfg))
+
+    def test_beside_an_init_cfg_is_an_error(self, tmp_path):
+        text = (
+            "default_scope = 'mmdet'\nbackbone = dict(type='MAViT', init_cfg=dict(type='Normal'))\n"
+        )
+        text += "model = dict(pretrained='x.pth', backbone=backbone)"
+        with pytest.raises(cli.UsageError, match='give one of them'):
+            load(tmp_path / 'c.py', text)
+
+    def test_of_the_whole_model_is_an_error(self, tmp_path):
+        text = "default_scope = 'mmdet'\nmodel = dict(backbone=dict(type='MAViT'))"
+        options = {'model.init_cfg.type': 'Pretrained', 'model.init_cfg.checkpoint': 'x.pth'}
+        with pytest.raises(cli.UsageError, match='write load_from=CHECKPOINT'):
+            load(tmp_path / 'c.py', text, cfg_options=options)
+
+    def test_of_another_backbone_stays(self, tmp_path):
+        text = (
+            "default_scope = 'mmseg'\nmodel = dict(pretrained='x', backbone=dict(type='ResNetV1c'))"
+        )
+        assert load(tmp_path / 'c.py', text).model.pretrained == 'x'
+
+
 class TestResume:
     def test_path(self, tmp_path):
         checkpoint = tmp_path / 'epoch_1.pth'
-        torch.save({}, checkpoint)
+        torch.save(dict(weight=torch.ones(1)), checkpoint)
         cfg = Config(dict(work_dir=str(tmp_path), load_from='pretrained.pth'))
         assert cli.set_resume(cfg, str(checkpoint)) == []
         assert (cfg.resume, cfg.load_from) == (True, str(checkpoint))
 
     def test_auto_takes_the_newest(self, tmp_path):
         for name in ('epoch_9.pth', 'epoch_10.pth'):
-            torch.save({}, tmp_path / name)
+            torch.save(dict(weight=torch.ones(1)), tmp_path / name)
         newest = str(tmp_path / 'epoch_10.pth')
         (tmp_path / 'last_checkpoint').write_text(newest)
         cfg = Config(dict(work_dir=str(tmp_path)))

@@ -1,0 +1,53 @@
+"""mmengine's runner with strict loading."""
+
+import mmengine.runner
+from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.runner.base_loop import BaseLoop
+
+from mala_mm.checkpoint import CheckpointError, read_checkpoint, weights_of
+from mala_mm.weights import fit_model
+
+TRAINING_STATE = ('meta', 'message_hub', 'optimizer')
+
+
+class Runner(mmengine.runner.Runner):
+    """Where mmengine's runner logs what does not fit a model and goes on, this one stops."""
+
+    def load_checkpoint(self, filename: str, map_location: str = 'cpu') -> dict:
+        """Load a whole model, as a whole or not at all.
+
+        Only where training starts from the file (``load_from``) may it have another number of
+        classes.
+
+        Args:
+            filename (str): A path or a URL, see :func:`mala_mm.checkpoint.read_checkpoint`.
+            map_location (str): The device of the tensors. Defaults to 'cpu'.
+
+        Returns:
+            dict: The checkpoint, its ``state_dict`` under the model's own names.
+
+        Raises:
+            CheckpointError: If the file cannot be used, does not fit the model, or lacks the
+                training state that resuming needs.
+        """
+        checkpoint = read_checkpoint(filename, map_location)
+        weights = weights_of(checkpoint, filename)
+        if self._resume:
+            missing = [name for name in TRAINING_STATE if not checkpoint.get(name)]
+            if missing:
+                raise CheckpointError(
+                    f'checkpoint {filename} cannot be resumed, it has no {", ".join(missing)}: '
+                    'start from its weights with --cfg-options load_from=...'
+                )
+            # mmengine would run this text as Python code, to find mmdet 2's gpu_ids in it
+            checkpoint['meta'].pop('config', None)
+        model = self.model
+        while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+            model = model.module
+        is_training = isinstance(self._train_loop, BaseLoop)
+        fine_tune = is_training and not self._resume
+        checkpoint['state_dict'] = fit_model(model, weights, filename, fine_tune)
+        self.call_hook('after_load_checkpoint', checkpoint=checkpoint)
+        model.load_state_dict(checkpoint['state_dict'], strict=False)
+        self._has_loaded = True
+        return checkpoint
