@@ -1,5 +1,6 @@
 """Hooks for mmengine's runner."""
 
 from .empty_detections_hook import EmptyDetectionsHook
+from .resumable_checkpoint_hook import ResumableCheckpointHook
 
-__all__ = ['EmptyDetectionsHook']
+__all__ = ['EmptyDetectionsHook', 'ResumableCheckpointHook']
