@@ -52,7 +52,9 @@ class ResumableCheckpointHook(CheckpointHook):
                 for leftover in Path(self.out_dir).glob(f'*{PARTIAL}'):
                     leftover.unlink()
         is_resumed = runner.iter > 0
-        epoch_batches = self.resume_state['epoch_batches'] if is_resumed and self.resume_state else 0
+        epoch_batches = (
+            self.resume_state['epoch_batches'] if is_resumed and self.resume_state else 0
+        )
         seed_training_batches(runner, epoch_batches)
         self.epoch_start = runner.epoch, runner.iter - epoch_batches
         if is_resumed:
