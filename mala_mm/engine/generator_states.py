@@ -1,4 +1,4 @@
-"""The random number generators that training draws from: Python's, NumPy's, PyTorch's and CUDA's."""
+"""The random number generators of Python, NumPy, PyTorch and CUDA."""
 
 import random
 from collections.abc import Iterator

@@ -41,22 +41,26 @@ class SeededBatch:
 
 
 class SeededBatchSampler:
-    """The batches of one epoch, the first time without the first `start` ones."""
+    """The batches of one epoch, those of the first epoch without the first `start` ones."""
 
     def __init__(
-        self, batch_sampler: Iterable[list[int]], seed: tuple[int, ...], start: int = 0
+        self,
+        batch_sampler: Iterable[list[int]],
+        seed: tuple[int, ...],
+        first_epoch: int = 0,
+        start: int = 0,
     ) -> None:
         self.batch_sampler = batch_sampler
         self.sampler = batch_sampler.sampler  # where mmengine's DistSamplerSeedHook looks for it
         self.seed = seed
+        self.epoch = self.first_epoch = first_epoch
         self.start = start
-        self.epoch = 0
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[SeededBatch]:
-        start, self.start = self.start, 0
+        start = self.start if self.epoch == self.first_epoch else 0
         return islice(self._batches(self.epoch), start, None)
 
     def _batches(self, epoch: int) -> Iterator[SeededBatch]:
@@ -88,11 +92,15 @@ def seed_training_batches(runner: Runner, epoch_batches: int) -> None:
     broadcast_object_list(seed)  # with `diff_rank_seed` each rank has its own
     batch_sampler = _new_batch_sampler(runner, seed[0])
     is_endless = isinstance(loop, IterBasedTrainLoop)
-    sampler_type = EndlessSeededBatchSampler if is_endless else SeededBatchSampler
-    start = loop.iter if is_endless else epoch_batches
+    if is_endless:
+        batches = EndlessSeededBatchSampler(batch_sampler, (seed[0], get_rank()), start=loop.iter)
+    else:
+        batches = SeededBatchSampler(
+            batch_sampler, (seed[0], get_rank()), loop.epoch, start=epoch_batches
+        )
     loop.dataloader = DataLoader(
         loader.dataset,
-        batch_sampler=sampler_type(batch_sampler, (seed[0], get_rank()), start),
+        batch_sampler=batches,
         generator=torch.Generator(),  # starting workers would draw from the global one
         **{name: getattr(loader, name) for name in KEPT_SETTINGS},
     )

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, whatever interrupts the writing."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from mmengine.fileio import LocalBackend, register_backend
@@ -43,9 +44,10 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a renaming to the disk, where the system can."""
+    """Bring a renaming to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with suppress(OSError):  # some network file systems cannot, and do without
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
-from mmengine.runner import IterBasedTrainLoop
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop
 from torch.utils.data import BatchSampler, DataLoader
 
 from mala_mm.engine.seeded_batches import SeededBatchSampler, seed_training_batches
@@ -29,14 +29,14 @@ class Dataset:
         return index, torch.rand(()).item()
 
 
-def runner(sampler: type, is_endless: bool, iteration: int = 0, **loader: object):
+def runner(sampler: type, is_endless: bool, iteration: int = 0, epoch: int = 0, **loader: object):
     """A runner before its training, whose loader had another seed and was read from."""
     dataset = Dataset()
     used = DataLoader(dataset, 2, sampler=sampler(dataset, seed=99), collate_fn=list, **loader)
     next(iter(used))
     dataset.asked.clear()
-    loop = object.__new__(IterBasedTrainLoop) if is_endless else SimpleNamespace()
-    vars(loop).update(dataloader=used, _iter=iteration)
+    loop = object.__new__(IterBasedTrainLoop if is_endless else EpochBasedTrainLoop)
+    vars(loop).update(dataloader=used, _iter=iteration, _epoch=epoch)
     cfg = Config(dict(train_dataloader=dict(sampler=dict(type=sampler.__name__), batch_size=2)))
     return SimpleNamespace(train_loop=loop, train_dataloader=used, cfg=cfg, seed=SEED)
 
@@ -66,11 +66,11 @@ def test_endless_data_of_a_finite_sampler_are_shuffled_anew_in_each_pass():
     assert [i for batch in batches for i, _ in batch] == order(SEED, SEED + 1)
 
 
-def test_an_epoch_goes_on_after_its_first_batches():
-    run = runner(DefaultSampler, False)
+@pytest.mark.parametrize('workers', [{}, dict(num_workers=1, persistent_workers=True)])
+def test_an_epoch_goes_on_after_its_first_batches(workers):
+    run = runner(DefaultSampler, False, epoch=4, **workers)
     seed_training_batches(run, 1)
     loader = run.train_loop.dataloader
-    loader.batch_sampler.epoch = 4
     assert len(loader) == 3
     assert [i for batch in loader for i, _ in batch] == order(SEED + 4)[2:]
     loader.batch_sampler.epoch = 5

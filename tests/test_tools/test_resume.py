@@ -1,11 +1,14 @@
 """An interrupted and resumed training against an uninterrupted one, bit for bit."""
 
 import copy
+import errno
+import itertools
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from mala_mm.checkpoint import CheckpointError
 from mala_mm.engine import whole_file
 
 LAST = 6  # iterations of every run: three epochs of two, or six
+RUNS = itertools.count()
 
 
 class Stopped(BaseException):
@@ -41,68 +45,82 @@ class StopHook(Hook):
             raise Stopped
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def detection(tiny_mask_rcnn: Path) -> Config:
     """Epoch-based, of few regions."""
-    cfg = Config.fromfile(tiny_mask_rcnn)
-    cfg.merge_from_dict(
+    return _random(
+        tiny_mask_rcnn,
         {
             'train_cfg.max_epochs': LAST // 2,
+            'train_cfg.val_interval': 2,
             'model.train_cfg.rpn_proposal.nms_pre': 50,
             'model.train_cfg.rcnn.sampler.num': 16,
             'model.test_cfg.rpn.nms_pre': 50,
             'model.test_cfg.rcnn.score_thr': 0.999,
-        }
+        },
     )
-    return _random(cfg)
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def segmentation(tiny_semfpn: Path) -> Config:
-    """Iteration-based, with a pass over the data every second iteration."""
-    cfg = Config.fromfile(tiny_semfpn)
-    cfg.merge_from_dict(
+    """Iteration-based, a checkpoint after each iteration."""
+    return _random(
+        tiny_semfpn,
         {
             'train_dataloader.batch_size': 1,
             'train_cfg.max_iters': LAST,
             'train_cfg.val_interval': 2,
             'default_hooks.checkpoint.interval': 1,
-        }
+        },
     )
-    return _random(cfg)
 
 
-def _random(cfg: Config) -> Config:
+def _random(path: Path, options: dict[str, Any]) -> Config:
     """Stochastic depth and random transforms."""
+    cfg = Config.fromfile(path)
+    cfg.merge_from_dict({**options, 'model.backbone.arch.drop_path_rate': 0.5})
     cfg.randomness = dict(seed=3)
-    cfg.model.backbone.arch.drop_path_rate = 0.5
     *first, pack = cfg.train_dataloader.dataset.pipeline
     transforms = [dict(type='RandomFlip', prob=0.5), dict(type='PhotoMetricDistortion')]
     cfg.train_dataloader.dataset.pipeline = [*first, *transforms, pack]
     return cfg
 
 
-@pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Train in a folder, as tools/train.py does, until the end or an exception."""
-    runs = iter(range(99))
+@pytest.fixture(scope='module')
+def whole_detection(detection: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of an uninterrupted run."""
+    work_dir = tmp_path_factory.mktemp('whole_detection')
+    train(detection, work_dir)
+    return work_dir / 'epoch_3.pth'
 
-    def train(cfg: Config, folder: str, stop: int = 0, resume: str | None = None) -> Path:
-        cfg = copy.deepcopy(cfg)
-        cfg.work_dir = str(tmp_path / folder)
-        cfg.experiment_name = f'{tmp_path.name}_{next(runs)}'  # mmengine's own ends in the second
-        cfg.custom_hooks = [dict(type='StopHook', iteration=stop)]
-        warnings = []
-        if resume:
-            warnings = cli.set_resume(cfg, resume)
-            cfg.randomness = dict(seed=None)  # the checkpoint knows the first run's
-        cli.add_empty_detections_hook(cfg)
-        with monkeypatch.context() as patch:
-            patch.setattr(Config, 'pretty_text', '')  # formatting it takes longer than training
+
+@pytest.fixture(scope='module')
+def whole_segmentation(segmentation: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of an uninterrupted run."""
+    work_dir = tmp_path_factory.mktemp('whole_segmentation')
+    train(segmentation, work_dir)
+    return work_dir / 'iter_6.pth'
+
+
+def train(cfg: Config, work_dir: Path, stop: int = 0, resume: str = '', **options: Any) -> None:
+    """Train as tools/train.py does, until the end or iteration `stop`.
+
+    The double underscores in names of options stand for dots.
+    """
+    cfg = copy.deepcopy(cfg)
+    cfg.merge_from_dict({name.replace('__', '.'): value for name, value in options.items()})
+    cfg.work_dir = str(work_dir)
+    cfg.experiment_name = f'run{next(RUNS)}'  # mmengine's own is the same within a second
+    cfg.custom_hooks = [dict(type='StopHook', iteration=stop)]
+    warnings = []
+    if resume:
+        warnings = cli.set_resume(cfg, resume)
+        cfg.randomness = dict(seed=None)  # the checkpoint knows the first run's
+    cli.add_empty_detections_hook(cfg)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Config, 'pretty_text', '')  # formatting it takes longer than training
+        with pytest.raises(Stopped) if stop else nullcontext():
             cli.run(cfg, 'train', warnings)
-        return Path(cfg.work_dir)
-
-    return train
 
 
 def assert_same(found: Any, expected: Any, where: str = '') -> None:
@@ -140,42 +158,36 @@ def assert_same_training(found: Path, expected: Path) -> None:
     assert_same(*checkpoints)
 
 
-def test_detection_goes_on_after_the_last_finished_epoch(train, detection):
-    whole = train(detection, 'whole')
-    for stop in (3, 6):
-        with pytest.raises(Stopped):
-            train(detection, f'stop{stop}', stop)
-        parts = train(detection, f'stop{stop}', resume='auto')
-        assert_same_training(parts / 'epoch_3.pth', whole / 'epoch_3.pth')
+def test_detection_goes_on_after_the_last_finished_epoch(detection, whole_detection, tmp_path):
+    train(detection, tmp_path, stop=5)
+    train(detection, tmp_path, resume='auto')
+    assert_same_training(tmp_path / 'epoch_3.pth', whole_detection)
 
 
-def test_detection_goes_on_within_an_epoch(train, detection):
-    detection.default_hooks.checkpoint.update(by_epoch=False, interval=1)
-    whole = train(detection, 'whole')
+def test_detection_goes_on_within_an_epoch(detection, whole_detection, tmp_path):
+    options = dict(default_hooks__checkpoint__by_epoch=False, default_hooks__checkpoint__interval=1)
+    train(detection, tmp_path, stop=4, **options)
     for iteration in (3, 4):  # in the middle of an epoch, and at its end
-        parts = train(detection, f'from{iteration}', resume=str(whole / f'iter_{iteration}.pth'))
-        assert_same_training(parts / 'iter_6.pth', whole / 'iter_6.pth')
+        train(detection, tmp_path, resume=str(tmp_path / f'iter_{iteration}.pth'))
+        assert_same_training(tmp_path / 'epoch_3.pth', whole_detection)
 
 
-def test_segmentation_goes_on_with_the_next_iteration(train, segmentation):
-    """The worker of the last run loads the same data as a process without workers."""
-    whole = train(segmentation, 'whole')
-    for stop, num_workers in ((4, 0), (1, 1)):
-        with pytest.raises(Stopped):
-            train(segmentation, f'stop{stop}', stop)
-        segmentation.train_dataloader.update(
-            num_workers=num_workers, persistent_workers=num_workers > 0
-        )
-        parts = train(segmentation, f'stop{stop}', resume='auto')
-        assert_same_training(parts / 'iter_6.pth', whole / 'iter_6.pth')
+@pytest.mark.parametrize(('stop', 'workers'), [(4, 0), (1, 1)])
+def test_segmentation_goes_on_with_the_next_iteration(
+    segmentation, whole_segmentation, tmp_path, stop, workers
+):
+    """A worker loads the same data as the process itself."""
+    options = dict(
+        train_dataloader__num_workers=workers, train_dataloader__persistent_workers=workers > 0
+    )
+    train(segmentation, tmp_path, stop=stop)
+    train(segmentation, tmp_path, resume='auto', **options)
+    assert_same_training(tmp_path / 'iter_6.pth', whole_segmentation)
 
 
-def test_validation_changes_no_number(train, segmentation):
-    with_validation = train(segmentation, 'with')
-    segmentation.train_cfg.val_interval = 99
-    segmentation.val_cfg = segmentation.val_dataloader = segmentation.val_evaluator = None
-    without = train(segmentation, 'without')
-    assert_same_training(without / 'iter_6.pth', with_validation / 'iter_6.pth')
+def test_validation_changes_no_number(segmentation, whole_segmentation, tmp_path):
+    train(segmentation, tmp_path, val_cfg=None, val_dataloader=None, val_evaluator=None)
+    assert_same_training(tmp_path / 'iter_6.pth', whole_segmentation)
 
 
 KILL_IN_MID_WRITE = """
@@ -194,72 +206,71 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-def test_kill_in_the_middle_of_a_checkpoint(train, segmentation, root, tmp_path):
-    segmentation.default_hooks.checkpoint.max_keep_ckpts = 1
-    whole = train(segmentation, 'whole')
+def test_kill_in_the_middle_of_a_checkpoint(segmentation, whole_segmentation, root, tmp_path):
     segmentation.dump(tmp_path / 'config.py')
-    tool = [root / 'tools' / 'train.py', tmp_path / 'config.py', '--work-dir', tmp_path / 'killed']
+    work_dir = tmp_path / 'killed'
+    tool = [root / 'tools' / 'train.py', tmp_path / 'config.py', '--work-dir', work_dir]
+    keep_one = 'default_hooks.checkpoint.max_keep_ckpts=1'
     killed = subprocess.run(
-        [sys.executable, '-c', KILL_IN_MID_WRITE, *tool], env={**os.environ, 'OMP_NUM_THREADS': '1'}
+        [sys.executable, '-c', KILL_IN_MID_WRITE, *tool, '--cfg-options', keep_one],
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
     )
     assert killed.returncode == -9
-    names = sorted(path.name for path in (tmp_path / 'killed').glob('iter*'))
+    names = sorted(path.name for path in work_dir.glob('iter*'))
     assert names == ['iter_2.pth', 'iter_3.pth.partial']
-    parts = train(segmentation, 'killed', resume='auto')
-    assert_same_training(parts / 'iter_6.pth', whole / 'iter_6.pth')
-    assert [path.name for path in parts.glob('iter*')] == ['iter_6.pth']
+    train(segmentation, work_dir, resume='auto', default_hooks__checkpoint__max_keep_ckpts=1)
+    assert_same_training(work_dir / 'iter_6.pth', whole_segmentation)
+    assert [path.name for path in work_dir.glob('iter*')] == ['iter_6.pth']
 
 
-def test_older_files_go_when_newer_ones_are_there(train, segmentation, monkeypatch):
-    """Among them the best one: no moment without a whole checkpoint that last_checkpoint names."""
+def test_older_files_go_when_newer_ones_are_there(segmentation, monkeypatch, tmp_path):
+    """At no moment last_checkpoint names a file that is not there, nor is there no best one."""
     events = []
 
     def record(name: str, action: Callable) -> Callable:
         def recorded(*args: Any) -> None:
             action(*args)
-            events.append((name, Path(args[-1]).name))
+            events.append(f'{name} {Path(args[-1]).name}')
 
         return recorded
 
+    scores = iter([1, 3, 2])
+    monkeypatch.setattr(
+        'mmseg.evaluation.IoUMetric.compute_metrics', lambda *_: dict(mIoU=next(scores))
+    )
     monkeypatch.setattr(whole_file.os, 'replace', record('write', os.replace))
     monkeypatch.setattr(LocalBackend, 'remove', record('remove', LocalBackend.remove))
-    monkeypatch.setattr(
-        'mmseg.evaluation.IoUMetric.compute_metrics',
-        lambda metric, results, scores=iter([1, 3, 2]): dict(mIoU=next(scores)),
+    train(
+        segmentation,
+        tmp_path,
+        train_cfg__max_iters=3,
+        train_cfg__val_interval=1,
+        default_hooks__checkpoint__save_best='mIoU',
+        default_hooks__checkpoint__max_keep_ckpts=1,
     )
-    segmentation.default_hooks.checkpoint.update(save_best='mIoU', max_keep_ckpts=1)
-    segmentation.train_cfg.update(max_iters=3, val_interval=1)
-    train(segmentation, 'w')
     assert events == [
-        *[('write', name) for name in ('iter_1.pth', 'last_checkpoint')],
-        *[('write', name) for name in ('best_mIoU_iter_1.pth', 'iter_1.pth', 'last_checkpoint')],
-        *[('write', name) for name in ('iter_2.pth', 'last_checkpoint')],
-        ('remove', 'iter_1.pth'),
-        *[('write', name) for name in ('best_mIoU_iter_2.pth', 'iter_2.pth', 'last_checkpoint')],
-        ('remove', 'best_mIoU_iter_1.pth'),
-        *[('write', name) for name in ('iter_3.pth', 'last_checkpoint')],
-        ('remove', 'iter_2.pth'),
+        *('write iter_1.pth', 'write last_checkpoint'),
+        *('write best_mIoU_iter_1.pth', 'write iter_1.pth', 'write last_checkpoint'),
+        *('write iter_2.pth', 'write last_checkpoint', 'remove iter_1.pth'),
+        *('write best_mIoU_iter_2.pth', 'write iter_2.pth', 'write last_checkpoint'),
+        'remove best_mIoU_iter_1.pth',
+        *('write iter_3.pth', 'write last_checkpoint', 'remove iter_2.pth'),
     ]
 
 
-def test_full_disk(train, segmentation, tmp_path, monkeypatch):
+def test_full_disk(segmentation, tmp_path, monkeypatch):
     def full(descriptor: int) -> None:
         if '_2.pth' in os.readlink(f'/proc/self/fd/{descriptor}'):
-            raise OSError(28, 'No space left on device')
+            raise OSError(errno.ENOSPC, 'No space left on device')
 
-    segmentation.default_hooks.checkpoint.max_keep_ckpts = 1
     monkeypatch.setattr(whole_file.os, 'fsync', full)
     with pytest.raises(CheckpointError, match=r'iter_2\.pth could not be written: No space left'):
-        train(segmentation, 'w')
-    work_dir = tmp_path / 'w'
-    assert [path.name for path in work_dir.glob('iter*')] == ['iter_1.pth']
-    assert (work_dir / 'last_checkpoint').read_text() == str(work_dir / 'iter_1.pth')
+        train(segmentation, tmp_path, default_hooks__checkpoint__max_keep_ckpts=1)
+    assert [path.name for path in tmp_path.glob('iter*')] == ['iter_1.pth']
+    assert (tmp_path / 'last_checkpoint').read_text() == str(tmp_path / 'iter_1.pth')
 
 
-def test_checkpoint_of_mmengine_is_resumed_with_a_warning(train, segmentation, tmp_path, capsys):
-    segmentation.default_hooks.checkpoint.type = 'CheckpointHook'
-    with pytest.raises(Stopped):
-        train(segmentation, 'w', stop=2)
-    segmentation.default_hooks.checkpoint.type = 'mala_mm.ResumableCheckpointHook'
-    train(segmentation, 'w', resume='auto')
+def test_checkpoint_of_mmengine_is_resumed_with_a_warning(segmentation, tmp_path, capsys):
+    train(segmentation, tmp_path, stop=2, default_hooks__checkpoint__type='CheckpointHook')
+    train(segmentation, tmp_path, resume='auto', train_cfg__max_iters=3)
     assert capsys.readouterr().out.count('it draws other random numbers') == 1
