@@ -51,17 +51,19 @@ class ResumableCheckpointHook(CheckpointHook):
             if is_main_process():
                 for leftover in Path(self.out_dir).glob(f'*{PARTIAL}'):
                     leftover.unlink()
-        is_resumed = runner.iter > 0
-        epoch_batches = (
-            self.resume_state['epoch_batches'] if is_resumed and self.resume_state else 0
-        )
+        state = self.resume_state if runner.iter > 0 else None
+        epoch_batches = state['epoch_batches'] if state else 0
         seed_training_batches(runner, epoch_batches)
         self.epoch_start = runner.epoch, runner.iter - epoch_batches
-        if is_resumed:
-            self._restore_generators(runner)
+        if state:
+            self._restore_generators(runner, state['generators'])
+        elif runner.iter > 0:
+            runner.logger.warning(
+                'The checkpoint is not one of ResumableCheckpointHook: other random numbers are '
+                'drawn than without the interruption, and an unfinished epoch starts anew.'
+            )
 
-    def _restore_generators(self, runner: Runner) -> None:
-        states = self.resume_state['generators'] if self.resume_state else []
+    def _restore_generators(self, runner: Runner, states: list[dict[str, Any]]) -> None:
         if len(states) == get_world_size():
             set_generator_states(states[get_rank()])
         else:
