@@ -2,6 +2,6 @@ _base_ = [
     '_base_/models/mask_rcnn_mavit.py',
     '_base_/datasets/coco_instance_multiscale_crop.py',
     '_base_/schedules/mask_rcnn_3x.py',
-    'mmdet::_base_/default_runtime.py',
+    '_base_/detection_runtime.py',
 ]
 model = dict(backbone=dict(arch='s'), neck=dict(in_channels=[64, 128, 320, 512]))

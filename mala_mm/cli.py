@@ -13,6 +13,7 @@ from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.device import get_device
 
 from .checkpoint import read_checkpoint, weights_of
+from .resume import newest_training_checkpoint, read_training_checkpoint
 
 DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
 
@@ -91,17 +92,20 @@ def set_checkpoint(cfg: Config, checkpoint: str) -> None:
 def set_resume(cfg: Config, resume: str) -> list[str]:
     """Continue from the checkpoint `resume`, or for 'auto' from the newest one in the work_dir.
 
-    Where 'auto' finds none, the config stays as it is (its `load_from` included).
+    'auto' passes over damaged files. Where it finds no checkpoint, the config stays as it is (its
+    `load_from` included).
     """
+    warnings = []
     if resume == 'auto':
-        if not Path(cfg.work_dir, 'last_checkpoint').is_file():
-            return [f'--resume auto: no checkpoint in {cfg.work_dir}, training starts fresh.']
-        from mmengine.runner import find_latest_checkpoint
-
-        resume = find_latest_checkpoint(cfg.work_dir)
-    set_checkpoint(cfg, resume)
+        resume, warnings = newest_training_checkpoint(cfg.work_dir)
+        if resume is None:
+            fresh = f'--resume auto: no checkpoint in {cfg.work_dir}, training starts fresh.'
+            return [*warnings, fresh]
+    elif '://' not in resume:
+        read_training_checkpoint(resume)
+    cfg.load_from = resume
     cfg.resume = True
-    return []
+    return warnings
 
 
 def set_amp(cfg: Config) -> list[str]:

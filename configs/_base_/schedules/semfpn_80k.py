@@ -9,3 +9,4 @@ param_scheduler = [
     dict(type='PolyLR', power=0.9, eta_min=1e-6, by_epoch=False, begin=0, end=80000),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=16)
+default_hooks = dict(checkpoint=dict(type='mala_mm.ResumableCheckpointHook'))

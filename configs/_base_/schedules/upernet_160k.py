@@ -13,3 +13,4 @@ param_scheduler = [
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False, begin=1500, end=160000),
 ]
 auto_scale_lr = dict(enable=False, base_batch_size=16)
+default_hooks = dict(checkpoint=dict(type='mala_mm.ResumableCheckpointHook'))

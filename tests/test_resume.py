@@ -1,0 +1,74 @@
+"""Which checkpoint a resumed training takes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from mala_mm.checkpoint import CheckpointError
+from mala_mm.resume import newest_training_checkpoint, read_training_checkpoint
+
+
+def save(path: Path, age: int, **changes: object) -> str:
+    """A training's checkpoint, written `age` seconds ago."""
+    path.parent.mkdir(exist_ok=True)
+    checkpoint = dict(meta={}, message_hub={}, optimizer={}, state_dict=dict(w=torch.ones(99)))
+    torch.save({**checkpoint, **changes}, path)
+    return aged(path, age)
+
+
+def aged(path: Path, age: int) -> str:
+    os.utime(path, (1e9 - age, 1e9 - age))
+    return str(path)
+
+
+@pytest.mark.parametrize('pointer', [None, '', 'gone.pth', 'epoch_9.pth'])
+def test_newest_whatever_last_checkpoint_says(tmp_path, pointer):
+    save(tmp_path / 'epoch_9.pth', age=2)
+    newest = save(tmp_path / 'epoch_10.pth', age=1)
+    (tmp_path / 'epoch_11.pth.partial').write_bytes(b'half')
+    if pointer is not None:
+        (tmp_path / 'last_checkpoint').write_text(pointer)
+    assert newest_training_checkpoint(str(tmp_path)) == (newest, [])
+
+
+def test_folder_that_last_checkpoint_names(tmp_path):
+    save(tmp_path / 'work' / 'epoch_1.pth', age=2)
+    newest = save(tmp_path / 'elsewhere' / 'epoch_2.pth', age=1)
+    (tmp_path / 'work' / 'last_checkpoint').write_text(newest)
+    assert newest_training_checkpoint(str(tmp_path / 'work')) == (newest, [])
+
+
+def test_damaged_file_is_named_and_the_one_before_is_taken(tmp_path):
+    whole = save(tmp_path / 'epoch_1.pth', age=3)
+    damaged = Path(save(tmp_path / 'epoch_2.pth', age=2))
+    damaged.write_bytes(damaged.read_bytes()[:-300])
+    aged(damaged, age=2)
+    empty = tmp_path / 'epoch_3.pth'
+    empty.touch()
+    found, warnings = newest_training_checkpoint(str(tmp_path))
+    assert found == whole
+    assert [str(path) in warning for path, warning in zip((empty, damaged), warnings, strict=True)]
+    assert all(warning.count('\n') == 0 and 'damaged' in warning for warning in warnings)
+
+
+def test_weights_only_are_passed_over(tmp_path):
+    whole = save(tmp_path / 'epoch_1.pth', age=2)
+    torch.save(dict(state_dict={}), tmp_path / 'published.pth')
+    found, (warning,) = newest_training_checkpoint(str(tmp_path))
+    assert found == whole
+    assert 'published.pth cannot be resumed: it has no meta, message_hub, optimizer' in warning
+
+
+@pytest.mark.parametrize('folder', ['empty', 'missing'])
+def test_nothing_to_resume(tmp_path, folder):
+    (tmp_path / 'empty').mkdir()
+    assert newest_training_checkpoint(str(tmp_path / folder)) == (None, [])
+
+
+def test_checkpoint_without_optimizer_is_one_line(tmp_path):
+    path = tmp_path / 'best.pth'
+    torch.save(dict(meta={}, message_hub={}, state_dict={}), path)
+    with pytest.raises(CheckpointError, match=r'best\.pth cannot be resumed: it has no optimizer'):
+        read_training_checkpoint(str(path))
