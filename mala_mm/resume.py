@@ -6,6 +6,16 @@ from typing import Any
 from .checkpoint import CheckpointError, read_checkpoint
 
 
+def require_training_state(checkpoint: dict[str, Any], filename: str) -> None:
+    """Raise CheckpointError if the checkpoint holds weights only."""
+    missing = [name for name in ('meta', 'message_hub', 'optimizer') if name not in checkpoint]
+    if missing:
+        raise CheckpointError(
+            f'checkpoint {filename} cannot be resumed, it has no {", ".join(missing)}: '
+            'start from its weights with --cfg-options load_from=...'
+        )
+
+
 def read_training_checkpoint(filename: str) -> dict[str, Any]:
     """Read a checkpoint with all that resuming needs; its tensors are on the meta device.
 
@@ -13,12 +23,7 @@ def read_training_checkpoint(filename: str) -> dict[str, Any]:
         CheckpointError: If the file cannot be read or holds weights only.
     """
     checkpoint = read_checkpoint(filename, map_location='meta')
-    missing = [key for key in ('meta', 'message_hub', 'optimizer') if key not in checkpoint]
-    if missing:
-        raise CheckpointError(
-            f'checkpoint {filename} cannot be resumed: it has no {", ".join(missing)}. To start '
-            'from its weights, set load_from'
-        )
+    require_training_state(checkpoint, filename)
     return checkpoint
 
 

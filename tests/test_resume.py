@@ -58,7 +58,7 @@ def test_weights_only_are_passed_over(tmp_path):
     torch.save(dict(state_dict={}), tmp_path / 'published.pth')
     found, (warning,) = newest_training_checkpoint(str(tmp_path))
     assert found == whole
-    assert 'published.pth cannot be resumed: it has no meta, message_hub, optimizer' in warning
+    assert 'published.pth cannot be resumed, it has no meta, message_hub, optimizer' in warning
 
 
 @pytest.mark.parametrize('folder', ['empty', 'missing'])
@@ -70,5 +70,5 @@ def test_nothing_to_resume(tmp_path, folder):
 def test_checkpoint_without_optimizer_is_one_line(tmp_path):
     path = tmp_path / 'best.pth'
     torch.save(dict(meta={}, message_hub={}, state_dict={}), path)
-    with pytest.raises(CheckpointError, match=r'best\.pth cannot be resumed: it has no optimizer'):
+    with pytest.raises(CheckpointError, match=r'best\.pth cannot be resumed, it has no optimizer'):
         read_training_checkpoint(str(path))

@@ -4,10 +4,9 @@ import mmengine.runner
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner.base_loop import BaseLoop
 
-from mala_mm.checkpoint import CheckpointError, read_checkpoint, weights_of
+from mala_mm.checkpoint import read_checkpoint, weights_of
+from mala_mm.resume import require_training_state
 from mala_mm.weights import fit_model
-
-TRAINING_STATE = ('meta', 'message_hub', 'optimizer')
 
 
 class Runner(mmengine.runner.Runner):
@@ -33,12 +32,7 @@ class Runner(mmengine.runner.Runner):
         checkpoint = read_checkpoint(filename, map_location)
         weights = weights_of(checkpoint, filename)
         if self._resume:
-            missing = [name for name in TRAINING_STATE if not checkpoint.get(name)]
-            if missing:
-                raise CheckpointError(
-                    f'checkpoint {filename} cannot be resumed, it has no {", ".join(missing)}: '
-                    'start from its weights with --cfg-options load_from=...'
-                )
+            require_training_state(checkpoint, filename)
             # mmengine would run this text as Python code, to find mmdet 2's gpu_ids in it
             checkpoint['meta'].pop('config', None)
         model = self.model
