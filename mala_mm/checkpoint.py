@@ -2,7 +2,9 @@
 
 import pickle
 import re
+import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,16 @@ def read_checkpoint(filename: str | Path, map_location: str = 'cpu') -> dict[str
         if filename.endswith('.safetensors'):
             checkpoint = _read_safetensors(filename if is_remote else str(path))
         else:
-            checkpoint = CheckpointLoader.load_checkpoint(filename, map_location, logger='silent')
+            checkpoint = _read_pickle(filename if is_remote else path, map_location)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # nothing is wrong with the file
     except FileNotFoundError:
         raise CheckpointError(f'checkpoint {filename} does not exist') from None
     except (OSError, HTTPException, ImportError) as error:  # ImportError: a storage client's
+        if not is_remote and _is_cut_off(path):
+            raise CheckpointError(
+                f'checkpoint {filename} {_refusal(error, path, is_remote)}'
+            ) from None
         verb = 'fetched' if is_remote else 'read'
         raise CheckpointError(f'checkpoint {filename} could not be {verb}: {error}') from None
     except Exception as error:  # what unpickling a damaged file raises depends on the damage
@@ -61,6 +69,20 @@ def read_checkpoint(filename: str | Path, map_location: str = 'cpu') -> dict[str
     return checkpoint
 
 
+def _read_pickle(source: str | Path, map_location: str) -> Any:
+    if isinstance(source, Path):
+        # said here, since an environment variable can turn PyTorch's default around
+        return torch.load(source, map_location, weights_only=True)
+    return CheckpointLoader.load_checkpoint(source, map_location, logger='silent')
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether the file begins as an archive of PyTorch and does not end as one."""
+    with suppress(OSError), path.open('rb') as file:
+        return file.read(2) == b'PK' and not zipfile.is_zipfile(path)
+    return False
+
+
 def _read_safetensors(filename: str) -> dict[str, Any]:
     with get_local_path(filename) as path, safe_open(path, framework='pt') as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -68,6 +90,8 @@ def _read_safetensors(filename: str) -> dict[str, Any]:
 
 
 def _refusal(error: Exception, path: Path, is_remote: bool) -> str:
+    if not is_remote and _is_cut_off(path):
+        return 'cannot be read: it is damaged or cut off'
     is_refused = isinstance(error, pickle.UnpicklingError)
     if is_refused and (found := re.search(r'GLOBAL (\S+)', str(error))):
         return f'was refused: it names {found[1]}, where only weights and plain values are loaded'
@@ -129,7 +153,7 @@ def weights_of(checkpoint: dict[str, Any], filename: str, ema: bool = False) -> 
     wrapping = wrapping_of(checkpoint, filename, ema)
     entries = checkpoint if wrapping is None else checkpoint[wrapping]
     weights = {str(name): _tensor(value) for name, value in entries.items()}
-    others = {n: type(value).__name__ for n, value in weights.items() if not torch.is_tensor(value)}
+    others = {n: _kind(value) for n, value in weights.items() if _kind(value) != 'Tensor'}
     if len(others) == len(weights):
         raise CheckpointError(
             f'checkpoint {filename} holds no weights, expected them at the top or in '
@@ -139,7 +163,7 @@ def weights_of(checkpoint: dict[str, Any], filename: str, ema: bool = False) -> 
         told = first_few(f'{name}: {kind}' for name, kind in others.items())
         raise CheckpointError(
             f'checkpoint {filename} holds {len(others)} entries among its {len(weights)} weights '
-            f'that are no tensors ({told})'
+            f'that are no plain tensors ({told})'
         )
     return weights
 
@@ -151,6 +175,21 @@ def _tensor(value: Any) -> Any:
         except TypeError:  # a dtype that PyTorch lacks
             return value
     return value
+
+
+def _kind(value: Any) -> str:
+    if torch.is_tensor(value):
+        if value.is_quantized or value.layout != torch.strided:
+            return f'{value.layout} {value.dtype}'
+        return 'Tensor'
+    return type(value).__name__
+
+
+def is_pretrained(init_cfg: dict) -> bool:
+    """Whether an entry of ``init_cfg`` names a checkpoint, with a type or without."""
+    kind = init_cfg.get('type', 'Pretrained' if 'checkpoint' in init_cfg else '')
+    name = getattr(kind, '__name__', str(kind)).rpartition('.')[2]
+    return name in ('Pretrained', 'PretrainedInit')
 
 
 def first_few(names: Iterable[str]) -> str:

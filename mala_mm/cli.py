@@ -12,8 +12,8 @@ from typing import Any
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.device import get_device
 
-from .checkpoint import read_checkpoint, weights_of
-from .resume import newest_training_checkpoint, read_training_checkpoint
+from .checkpoint import is_pretrained, read_checkpoint, weights_of
+from .resume import check_training_checkpoint, newest_training_checkpoint
 
 DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
 
@@ -62,7 +62,7 @@ def read_config(config: str, cfg_options: dict | None = None) -> Config:
             f"config {config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
             f'(segmentation), got {scope!r}'
         )
-    _check_pretrained(cfg.get('model') or {})
+    _set_pretrained(cfg.get('model') or {})
     return cfg
 
 
@@ -87,6 +87,7 @@ def set_checkpoint(cfg: Config, checkpoint: str) -> None:
         # before anything else is built
         weights_of(read_checkpoint(checkpoint, map_location='meta'), checkpoint)
     cfg.load_from = checkpoint
+    cfg.resume = False
 
 
 def set_resume(cfg: Config, resume: str) -> list[str]:
@@ -102,7 +103,7 @@ def set_resume(cfg: Config, resume: str) -> list[str]:
             fresh = f'--resume auto: no checkpoint in {cfg.work_dir}, training starts fresh.'
             return [*warnings, fresh]
     elif '://' not in resume:
-        read_training_checkpoint(resume)
+        check_training_checkpoint(resume)
     cfg.load_from = resume
     cfg.resume = True
     return warnings
@@ -219,13 +220,13 @@ def _key_value(text: str) -> str:
     return text
 
 
-def _check_pretrained(model: dict) -> None:
+def _set_pretrained(model: dict) -> None:
     """Write `pretrained`, mmdet 2's habit, as the `init_cfg` of a MAViT, the only checked place."""
     backbone = model.get('backbone') or {}
     if _type_name(backbone) != 'MAViT':
         return
-    init_cfg = model.get('init_cfg')
-    if isinstance(init_cfg, dict) and _type_name(init_cfg) == 'Pretrained':
+    init_cfg = model.get('init_cfg') or []
+    if any(map(is_pretrained, [init_cfg] if isinstance(init_cfg, dict) else init_cfg)):
         raise UsageError(
             'model.init_cfg would load without a check: write load_from=CHECKPOINT for a whole '
             'model, model.backbone.init_cfg for its backbone'
@@ -234,8 +235,7 @@ def _check_pretrained(model: dict) -> None:
         checkpoint = owner.pop('pretrained', None)
         if checkpoint and backbone.get('init_cfg'):
             raise UsageError(
-                f'pretrained={checkpoint} and model.backbone.init_cfg both name a checkpoint, '
-                'give one of them'
+                f'pretrained={checkpoint} stands beside model.backbone.init_cfg, give one of them'
             )
         if checkpoint:
             backbone['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)

@@ -7,7 +7,7 @@ Each gap is closed only where the package in question is installed:
 * ``torch.load`` reads nothing but tensors and plain containers by default since PyTorch 2.6:
   :mod:`mala_mm.safe_globals` allows the few data classes that mmengine puts into its checkpoints.
   Pickled code is still refused, in a file that mmengine downloads too: there PyTorch's default is
-  another one.
+  another one, and two URLs that end alike would share one download.
 * ``_base_ = 'mala_mm::NAME.py'`` in configs: mmengine resolves this form for its own projects
   only.
 * mmengine imports ``pkg_resources`` anew for every ``_base_`` out of a wheel: its deprecation
@@ -16,9 +16,12 @@ Each gap is closed only where the package in question is installed:
 
 import sys
 import warnings
-from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlparse
+from zlib import crc32
 
 import torch
 
@@ -49,7 +52,13 @@ def _supply_mmcv_ext() -> None:
 def _load_urls_safely() -> None:
     from mmengine.utils import dl_utils
 
-    load_url = partial(torch.hub.load_state_dict_from_url, weights_only=True)
+    def load_url(url: str, **options: Any) -> Any:
+        # PyTorch keeps a download by the end of its URL alone, and takes it for others that end so
+        parsed = urlparse(url)
+        name = f'{crc32(url.encode()):08x}-{PurePosixPath(parsed.path).name}'
+        options = dict(options, file_name=options.get('file_name') or name, weights_only=True)
+        return torch.hub.load_state_dict_from_url(url, **options)
+
     dl_utils.load_url = load_url
     if 'mmengine.runner.checkpoint' in sys.modules:  # it has taken its own reference
         sys.modules['mmengine.runner.checkpoint'].load_url = load_url

@@ -8,7 +8,10 @@ from .checkpoint import CheckpointError, read_checkpoint
 
 def require_training_state(checkpoint: dict[str, Any], filename: str) -> None:
     """Raise CheckpointError if the checkpoint holds weights only."""
-    missing = [name for name in ('meta', 'message_hub', 'optimizer') if name not in checkpoint]
+    missing = [name for name in ('meta', 'message_hub', 'optimizer') if not checkpoint.get(name)]
+    if not missing:
+        meta = checkpoint['meta'] if isinstance(checkpoint['meta'], dict) else {}
+        missing = [f'meta.{name}' for name in ('epoch', 'iter') if name not in meta]
     if missing:
         raise CheckpointError(
             f'checkpoint {filename} cannot be resumed, it has no {", ".join(missing)}: '
@@ -16,37 +19,50 @@ def require_training_state(checkpoint: dict[str, Any], filename: str) -> None:
         )
 
 
-def read_training_checkpoint(filename: str) -> dict[str, Any]:
-    """Read a checkpoint with all that resuming needs; its tensors are on the meta device.
-
-    Raises:
-        CheckpointError: If the file cannot be read or holds weights only.
-    """
-    checkpoint = read_checkpoint(filename, map_location='meta')
-    require_training_state(checkpoint, filename)
-    return checkpoint
+def check_training_checkpoint(filename: str) -> None:
+    """Raise CheckpointError if the file cannot be read or holds weights only."""
+    require_training_state(read_checkpoint(filename, map_location='meta'), filename)
 
 
 def newest_training_checkpoint(work_dir: str) -> tuple[str | None, list[str]]:
     """Find the checkpoint written last that is whole and can be resumed.
 
-    Looks at every `*.pth` in `work_dir` and in the folder that `work_dir/last_checkpoint` names.
+    Looks at every `*.pth` in `work_dir`; where there is none, in the folder that
+    `work_dir/last_checkpoint` names. Where that is a URL, it is taken.
 
     Returns:
-        tuple: Its path, None where there is none, and a warning for each newer file that cannot
-        be resumed.
+        tuple: Its path, None where there is no checkpoint, and warnings: of each newer file that
+        cannot be resumed, and of a `last_checkpoint` that names another file.
+
+    Raises:
+        CheckpointError: If there are checkpoints and none can be resumed.
     """
-    folders = {Path(work_dir).resolve()}
     pointer = Path(work_dir, 'last_checkpoint')
-    if pointer.is_file() and (named := pointer.read_text().strip()):
-        folders.add(Path(named).resolve().parent)
-    paths = [path for folder in folders for path in folder.glob('*.pth') if path.is_file()]
-    warnings = []
+    named = ''
+    if pointer.is_file():
+        named = pointer.read_text(errors='replace').replace('\0', '').strip()
+    if '://' in named:
+        return named, []
+    # of a copied work_dir the pointer still names the original
+    folders = [Path(work_dir), Path(named).parent] if named else [Path(work_dir)]
+    found = [[path for path in folder.glob('*.pth') if path.is_file()] for folder in folders]
+    paths = next(filter(None, found), [])
+    reasons = []
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         try:
-            read_training_checkpoint(str(path))
+            check_training_checkpoint(str(path))
         except CheckpointError as error:
-            warnings.append(f'--resume auto takes an older file: {error}.')
+            reasons.append(str(error))
         else:
+            warnings = [f'--resume auto takes an older file: {why}.' for why in reasons]
+            if not reasons and named and Path(named).name != path.name:
+                warnings.append(
+                    f'--resume auto takes {path}, written last; last_checkpoint names {named}.'
+                )
             return str(path), warnings
-    return None, warnings
+    if reasons:
+        raise CheckpointError(
+            f'--resume auto: none of {len(reasons)} checkpoints in {work_dir} can be resumed, '
+            f'{reasons[0]}; without --resume training starts fresh'
+        )
+    return None, []

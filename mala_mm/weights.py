@@ -39,6 +39,8 @@ def fit_backbone(
     elif prefix:
         prefix = prefix.rstrip('.') + '.'
     weights = without_prefix(weights, prefix or '')
+    if not weights:
+        raise CheckpointError(f'checkpoint {filename} has no tensor under the prefix {prefix}')
     classifier = [name for name in weights if name.startswith(CLASSIFIER)]
     weights = {name: value for name, value in weights.items() if name not in classifier}
     norms = {name for name in backbone.state_dict() if name.startswith('extra_norms.')}
@@ -104,8 +106,8 @@ def backbone_prefix(weights: dict[str, Tensor], filename: str) -> str | None:
     found = Counter(match[1] for match in map(BACKBONE_NAME.match, weights) if match)
     if not found:
         return None
-    (prefix, count), *others = found.most_common()
-    if others and others[0][1] == count:
+    (prefix, _), *others = found.most_common()
+    if others:
         raise CheckpointError(
             f'checkpoint {filename} holds several backbones, such as {prefix}* and '
             f'{others[0][0]}*: choose one with init_cfg.prefix'

@@ -108,7 +108,7 @@ def test_safetensors(tmp_path):
         (dict(model={}), 'holds no weights, .*; its entries: model'),
         (
             dict(model=dict(WEIGHTS, step=3, groups=[1])),
-            r'holds 2 entries among its 4 weights that are no tensors \(step: int, groups: list\)',
+            r'2 entries among its 4 weights that are no plain tensors \(step: int, groups: list\)',
         ),
         ({0: 'a', 1: 'b'}, 'holds no weights, .*; its entries: 0, 1'),
     ],
@@ -166,6 +166,24 @@ BAD_FILES = {
         'was refused: it names torch.nn.modules.linear.Linear',
     ),
 }
+
+
+def test_no_environment_variable_lets_code_run(tmp_path, monkeypatch):
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
+    path = tmp_path / 'w.pth'
+    torch.save(dict(model=WEIGHTS, epoch=Call(os.system, f'touch {path}.ran')), path)
+    with pytest.raises(CheckpointError, match='was refused'):
+        read_checkpoint(str(path))
+    assert not (tmp_path / 'w.pth.ran').exists()
+
+
+def test_full_memory_is_not_the_files_fault(tmp_path, monkeypatch):
+    def load(*args, **kwargs):
+        raise torch.OutOfMemoryError('CUDA out of memory')
+
+    monkeypatch.setattr(torch, 'load', load)
+    with pytest.raises(torch.OutOfMemoryError):
+        read_checkpoint(str(tmp_path / 'w.pth'))
 
 
 @pytest.mark.parametrize(('name', 'write', 'reason'), BAD_FILES.values(), ids=BAD_FILES.keys())

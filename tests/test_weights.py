@@ -151,9 +151,17 @@ def test_pretrained_in_a_list_and_under_a_prefix(prefix, tiny, tmp_path):
     model.init_weights()
     for name, value in tiny.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    with pytest.raises(CheckpointError, match='missing'):
+    with pytest.raises(CheckpointError, match=r'no tensor under the prefix nope\.'):
         MAViT(TINY, init_cfg=[dict(cfg, prefix='nope.')]).init_weights()
     with pytest.raises(CheckpointError, match=r'several backbones, such as encoder\.backbone\.\*'):
+        pretrained(path)
+
+
+def test_two_backbones_of_which_one_is_smaller(tiny, tmp_path):
+    path = tmp_path / 'weights.pth'
+    teacher = {n: v for n, v in tiny.state_dict().items() if not n.startswith('extra_norms')}
+    torch.save(prefixed(tiny.state_dict(), 'student.') | prefixed(teacher, 'teacher.'), path)
+    with pytest.raises(CheckpointError, match='several backbones'):
         pretrained(path)
 
 
@@ -162,7 +170,7 @@ def test_init_cfg_as_a_path_or_a_class(tiny, tmp_path):
 
     torch.save(tiny.state_dict(), tmp_path / 'weights.pth')
     path = str(tmp_path / 'weights.pth')
-    for init_cfg in (path, dict(type=PretrainedInit, checkpoint=path)):
+    for init_cfg in (path, dict(checkpoint=path), dict(type=PretrainedInit, checkpoint=path)):
         model = MAViT(TINY, init_cfg=init_cfg)
         model.init_weights()
         assert torch.equal(model.layers[0].blocks[0].gamma_1, tiny.layers[0].blocks[0].gamma_1)

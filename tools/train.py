@@ -33,6 +33,8 @@ def main() -> None:
     try:
         cfg = cli.load_config(args)
         warnings = []
+        if cfg.get('resume') and not args.resume:
+            args.resume = cfg.get('load_from') or 'auto'
         if args.resume:
             warnings += cli.set_resume(cfg, args.resume)
         elif cfg.get('load_from'):

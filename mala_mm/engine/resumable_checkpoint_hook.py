@@ -49,7 +49,7 @@ class ResumableCheckpointHook(CheckpointHook):
             self.backend_args = dict(backend='mala_mm.WholeFileBackend')
             self.file_backend = get_file_backend(backend_args=self.backend_args)
             if is_main_process():
-                for leftover in Path(self.out_dir).glob(f'*{PARTIAL}'):
+                for leftover in Path(self.out_dir).glob(f'*.pth{PARTIAL}'):
                     leftover.unlink()
         state = self.resume_state if runner.iter > 0 else None
         epoch_batches = state['epoch_batches'] if state else 0

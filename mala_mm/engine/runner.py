@@ -1,10 +1,11 @@
 """mmengine's runner with strict loading."""
 
 import mmengine.runner
+from mmengine.hooks import EMAHook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.runner.base_loop import BaseLoop
 
-from mala_mm.checkpoint import read_checkpoint, weights_of
+from mala_mm.checkpoint import CheckpointError, read_checkpoint, weights_of
 from mala_mm.resume import require_training_state
 from mala_mm.weights import fit_model
 
@@ -27,12 +28,13 @@ class Runner(mmengine.runner.Runner):
 
         Raises:
             CheckpointError: If the file cannot be used, does not fit the model, or lacks the
-                training state that resuming needs.
+                training state that resuming needs, or another kind of training's.
         """
         checkpoint = read_checkpoint(filename, map_location)
         weights = weights_of(checkpoint, filename)
         if self._resume:
             require_training_state(checkpoint, filename)
+            self._require_same_kind_of_training(checkpoint, filename)
             # mmengine would run this text as Python code, to find mmdet 2's gpu_ids in it
             checkpoint['meta'].pop('config', None)
         model = self.model
@@ -45,3 +47,19 @@ class Runner(mmengine.runner.Runner):
         model.load_state_dict(checkpoint['state_dict'], strict=False)
         self._has_loaded = True
         return checkpoint
+
+    def _require_same_kind_of_training(self, checkpoint: dict, filename: str) -> None:
+        """Raise CheckpointError for what mmengine would leave out without a word."""
+        schedulers, saved = self.param_schedulers, checkpoint.get('param_schedulers')
+        if schedulers and len(saved or ()) != len(schedulers):
+            raise CheckpointError(
+                f'checkpoint {filename} cannot be resumed: it has the state of {len(saved or ())} '
+                f'parameter schedulers, the config has {len(schedulers)}'
+            )
+        is_averaging = any(isinstance(hook, EMAHook) for hook in self.hooks)
+        if is_averaging != ('ema_state_dict' in checkpoint):
+            having, lacking = ('config', 'checkpoint') if is_averaging else ('checkpoint', 'config')
+            raise CheckpointError(
+                f'checkpoint {filename} cannot be resumed: the {having} has averaged weights '
+                f'(EMAHook), the {lacking} has none'
+            )

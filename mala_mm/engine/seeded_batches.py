@@ -114,7 +114,8 @@ def _new_batch_sampler(runner: Runner, seed: int) -> Iterable[list[int]]:
     cfg, loader = runner.cfg.train_dataloader, runner.train_dataloader
     sampler = DATA_SAMPLERS.build(cfg.sampler, default_args=dict(dataset=loader.dataset, seed=seed))
     if cfg.get('batch_sampler') is None:
-        return BatchSampler(sampler, loader.batch_size, loader.drop_last)
+        plain = getattr(loader.batch_sampler, 'batch_sampler', loader.batch_sampler)  # not seeded
+        return BatchSampler(sampler, plain.batch_size, plain.drop_last)
     return DATA_SAMPLERS.build(
         cfg.batch_sampler, default_args=dict(sampler=sampler, batch_size=cfg.batch_size)
     )

@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whatever interrupts the writing."""
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -37,9 +38,10 @@ def write_whole(path: str | Path, content: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
+        remedy = 'make room' if error.errno in (errno.ENOSPC, errno.EDQUOT) else 'mend that'
         raise CheckpointError(
             f'{path} could not be written: {error.strerror}. Earlier checkpoints are untouched: '
-            'make room and continue with --resume'
+            f'{remedy} and continue with --resume'
         ) from error
 
 

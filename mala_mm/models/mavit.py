@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from mala_mm.checkpoint import CheckpointError
+from mala_mm.checkpoint import CheckpointError, is_pretrained
 from mala_mm.ops import BACKENDS
 from mala_mm.registry import MODELS
 
@@ -249,8 +249,7 @@ class MAViT(BaseModule):
         init_cfg = self.init_cfg
         pretrained, others = [], []
         for cfg in init_cfg if isinstance(init_cfg, list) else [init_cfg]:
-            name = getattr(cfg['type'], '__name__', cfg['type']).rpartition('.')[2]
-            (pretrained if name in ('Pretrained', 'PretrainedInit') else others).append(cfg)
+            (pretrained if is_pretrained(cfg) else others).append(cfg)
         if others:
             self.init_cfg = others
             super().init_weights()

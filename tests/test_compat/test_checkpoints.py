@@ -1,6 +1,7 @@
 """torch.load in its safe mode: what mmengine writes is read, code is refused."""
 
 import argparse
+import ast
 import os
 import pickle
 import subprocess
@@ -182,6 +183,15 @@ def test_safe_mode_is_not_turned_off_by_the_environment():
 
 
 def test_downloads_are_safe_where_mmengine_was_imported_first():
-    code = 'import mmengine.runner.checkpoint as c, mala_mm; print(c.load_url.keywords)'
+    code = """
+import mmengine.runner.checkpoint as checkpoint, mala_mm, torch
+torch.hub.load_state_dict_from_url = lambda url, **options: print(options)
+for url in ('https://a.org/x/w.pth', 'https://b.org/w.pth?download=true'):
+    checkpoint.load_url(url)
+"""
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "{'weights_only': True}"
+    first, second = map(ast.literal_eval, out.stdout.strip().splitlines())
+    assert first['weights_only'] is second['weights_only'] is True
+    assert first['file_name'] != second['file_name']
+    assert first['file_name'].endswith('-w.pth')
+    assert second['file_name'].endswith('-w.pth')

@@ -176,6 +176,9 @@ class TestPretrained:
         options = {'model.init_cfg.type': 'Pretrained', 'model.init_cfg.checkpoint': 'x.pth'}
         with pytest.raises(cli.UsageError, match='write load_from=CHECKPOINT'):
             load(tmp_path / 'c.py', text, cfg_options=options)
+        text = text.replace('dict(b', "dict(init_cfg=[dict(type='PretrainedInit')], b", 1)
+        with pytest.raises(cli.UsageError, match='write load_from=CHECKPOINT'):
+            load(tmp_path / 'c.py', text)
 
     def test_of_another_backbone_stays(self, tmp_path):
         text = (
@@ -188,7 +191,9 @@ class TestResume:
     @pytest.mark.parametrize('resume', ['auto', 'epoch_1.pth'])
     def test_auto_and_path(self, tmp_path, resume):
         checkpoint = tmp_path / 'epoch_1.pth'
-        torch.save(dict(meta={}, message_hub={}, optimizer={}), checkpoint)
+        torch.save(
+            dict(meta=dict(epoch=0, iter=1), message_hub=dict(a=1), optimizer=dict(a=1)), checkpoint
+        )
         cfg = Config(dict(work_dir=str(tmp_path), load_from='pretrained.pth'))
         given = resume if resume == 'auto' else str(checkpoint)
         assert cli.set_resume(cfg, given) == []

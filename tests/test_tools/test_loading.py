@@ -173,11 +173,17 @@ def test_resume(tiny_semfpn, tmp_path, main, load, refused):
         assert torch.equal(averaged[name], value), name
         assert torch.equal(trained[name], saved['ema_state_dict'][f'module.{name}']), name
 
+    others = dict(param_schedulers=saved['param_schedulers'] * 2)
+    torch.save(saved | others, tmp_path / 'w.pth')
+    assert 'parameter schedulers, the config has' in refused('train', config, '--resume', 'w.pth')
+    torch.save({n: v for n, v in saved.items() if n != 'ema_state_dict'}, tmp_path / 'w.pth')
+    assert 'the config has averaged weights (EMAHook), the checkpoint has none' in refused(
+        'train', config, '--resume', 'w.pth'
+    )
+
     saved['state_dict'].pop('decode_head.conv_seg.bias')
     torch.save(saved, tmp_path / 'w.pth')
-    assert '1 missing (decode_head.conv_seg.bias)' in refused(
-        'train', tiny_semfpn, '--resume', 'w.pth'
-    )
+    assert '1 missing (decode_head.conv_seg.bias)' in refused('train', config, '--resume', 'w.pth')
 
 
 @pytest.mark.parametrize('option', ['load_from', 'model.backbone.init_cfg'])

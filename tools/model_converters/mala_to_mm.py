@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -64,8 +65,16 @@ def class_names(meta: dict) -> dict:
     names = meta.get('dataset_meta')
     if not isinstance(names, dict):
         names = {name.lower(): meta[name] for name in ('CLASSES', 'PALETTE') if name in meta}
-    plain = {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in names.items()}
-    return dict(dataset_meta=plain) if plain else {}
+    return dict(dataset_meta=plain(names)) if names else {}
+
+
+def plain(value: Any) -> Any:
+    """The value with lists for NumPy arrays, at any depth."""
+    if isinstance(value, dict):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def check(weights: dict[str, Tensor], config: str, source: str) -> None:
@@ -101,7 +110,7 @@ def run(source: str, destination: str, ema: bool = False, config: str | None = N
         cli.UsageError: If the destination cannot be written or is the source.
         CheckpointError: If the source cannot be used or does not fit the config's model.
     """
-    target = Path(destination)
+    source, target = str(Path(source).expanduser()), Path(destination).expanduser()
     if target.suffix not in SUFFIXES:
         raise cli.UsageError(f'{target}: expected NAME{" or NAME".join(SUFFIXES)}')
     if not target.parent.is_dir() or target.is_dir():
@@ -122,7 +131,7 @@ def run(source: str, destination: str, ema: bool = False, config: str | None = N
         source=Path(source).name,
         sha256=hashlib.sha256(Path(source).read_bytes()).hexdigest(),
         arch=published_arch(weights) or 'custom',
-        **class_names(checkpoint.get('meta') or {}),
+        **class_names(found if isinstance(found := checkpoint.get('meta'), dict) else {}),
     )
     partial = target.with_name(f'.{target.stem}.partial{target.suffix}')
     try:
