@@ -108,7 +108,8 @@ def test_safetensors(tmp_path):
         (dict(model={}), 'holds no weights, .*; its entries: model'),
         (
             dict(model=dict(WEIGHTS, step=3, groups=[1])),
-            r'2 entries among its 4 weights that are no plain tensors \(step: int, groups: list\)',
+            r'holds 2 entries among its 4 weights that are no plain tensors '
+            r'\(step: int, groups: list\)',
         ),
         ({0: 'a', 1: 'b'}, 'holds no weights, .*; its entries: 0, 1'),
     ],
