@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import CheckpointError, read_checkpoint
+from .checkpoint import CheckpointError, read_checkpoint, wrapping_of
 
 
 def require_training_state(checkpoint: dict[str, Any], filename: str) -> None:
@@ -21,7 +21,9 @@ def require_training_state(checkpoint: dict[str, Any], filename: str) -> None:
 
 def check_training_checkpoint(filename: str) -> None:
     """Raise CheckpointError if the file cannot be read or holds weights only."""
-    require_training_state(read_checkpoint(filename, map_location='meta'), filename)
+    checkpoint = read_checkpoint(filename, map_location='meta')
+    wrapping_of(checkpoint, filename)  # the more telling error, where there are EMA weights only
+    require_training_state(checkpoint, filename)
 
 
 def newest_training_checkpoint(work_dir: str) -> tuple[str | None, list[str]]:

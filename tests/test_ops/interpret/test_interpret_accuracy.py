@@ -30,8 +30,10 @@ def check_float32(inputs, dout, size, angle) -> None:
 
 def grid(head_dims, token_numbers, quick):
     """All pairs; those that are not quick are marked slow."""
-    for pair in itertools.product(head_dims, token_numbers):
-        yield pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow)
+    return [
+        pytest.param(*pair, marks=[] if pair in quick else pytest.mark.slow)
+        for pair in itertools.product(head_dims, token_numbers)
+    ]
 
 
 @pytest.mark.parametrize(
