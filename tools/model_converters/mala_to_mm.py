@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return type(value)(plain(entry) for entry in value)
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
@@ -110,7 +110,7 @@ def run(source: str, destination: str, ema: bool = False, config: str | None = N
         cli.UsageError: If the destination cannot be written or is the source.
         CheckpointError: If the source cannot be used or does not fit the config's model.
     """
-    source, target = str(Path(source).expanduser()), Path(destination).expanduser()
+    source, target = os.path.expanduser(source), Path(destination).expanduser()
     if target.suffix not in SUFFIXES:
         raise cli.UsageError(f'{target}: expected NAME{" or NAME".join(SUFFIXES)}')
     if not target.parent.is_dir() or target.is_dir():
