@@ -6,7 +6,7 @@ from typing import Literal
 from warnings import warn
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.torch_version import TorchVersion
@@ -197,7 +197,7 @@ def _warn_of_torch_path(obstacle: str) -> None:
 
 
 # Custom operators, because torch.compile sees through them without tracing Triton.
-@torch.library.custom_op('mala_mm::mala_attention', mutates_args=())
+@library.custom_op('mala_mm::mala_attention', mutates_args=())
 def _kernel_forward(
     q: Tensor,
     k: Tensor,
@@ -221,7 +221,7 @@ def _(q, k, v, height, width, angle, lepe, gate):
     return torch.empty_like(q), q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op('mala_mm::mala_attention_backward', mutates_args=())
+@library.custom_op('mala_mm::mala_attention_backward', mutates_args=())
 def _kernel_backward(
     dout: Tensor,
     q: Tensor,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from operator_cases import draw, error, run, truth
 from synthetic import load_parameters
+from torch import library
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -112,8 +113,8 @@ def test_interpret_custom_operator_contract(lepe, gate, large_tiles):
     optional = [x if there else None for x, there in zip(optional, (lepe, gate), strict=True)]
     arguments = (q, k, v, *SIZE, rotary_angles(16), *optional)
     _, state = torch.ops.mala_mm.mala_attention(*arguments)
-    torch.library.opcheck(torch.ops.mala_mm.mala_attention.default, arguments)
-    torch.library.opcheck(
+    library.opcheck(torch.ops.mala_mm.mala_attention.default, arguments)
+    library.opcheck(
         torch.ops.mala_mm.mala_attention_backward.default,
         (dout, *arguments[:3], state, *arguments[3:]),
         test_utils=('test_schema', 'test_faketensor'),  # it has no derivative
