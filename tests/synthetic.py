@@ -10,6 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+# The smallest arch worth a test
+TINY = dict(
+    embed_dims=(8, 16, 16, 32),
+    depths=(1, 1, 1, 1),
+    num_heads=(1, 2, 2, 4),
+    mlp_ratios=(2, 2, 2, 2),
+    layer_scale_init=(1, 1, 0.5, 0.5),
+    drop_path_rate=0.0,
+)
+
 
 def uniform(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """float64 in [-1, 1) from PCG64, seeded with the crc32 of the name."""

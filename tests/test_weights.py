@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from synthetic import assert_matches, image, load_parameters, parameter
+from synthetic import TINY, assert_matches, image, load_parameters, parameter
 from torch import nn
 
 from mala_mm.checkpoint import CheckpointError
@@ -15,14 +15,6 @@ from mala_mm.models import MAViT
 from mala_mm.weights import fit_model, published_arch
 
 GOLDEN = Path(__file__).parent / 'golden'
-TINY = dict(
-    embed_dims=(8, 16, 16, 32),
-    depths=(1, 1, 1, 1),
-    num_heads=(1, 2, 2, 4),
-    mlp_ratios=(2, 2, 2, 2),
-    layer_scale_init=(1, 1, 0.5, 0.5),
-    drop_path_rate=0.0,
-)
 
 
 @pytest.fixture

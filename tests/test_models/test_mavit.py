@@ -6,20 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.model import revert_sync_batchnorm
-from synthetic import load_parameters
+from synthetic import TINY, load_parameters
 from torch import nn
 
 from mala_mm.models import MAViT
 from mala_mm.models.layers import MagnitudeAwareLinearAttention, PointwiseConv
-
-TINY = dict(
-    embed_dims=(8, 16, 16, 32),
-    depths=(1, 1, 1, 1),
-    num_heads=(1, 2, 2, 4),
-    mlp_ratios=(2, 2, 2, 2),
-    layer_scale_init=(1, 1, 0.5, 0.5),
-    drop_path_rate=0.0,
-)
 
 
 def tiny(**kwargs) -> MAViT:
