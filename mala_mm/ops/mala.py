@@ -1,4 +1,4 @@
-"""The public operator: argument checks, the choice of implementation, the kernel's autograd."""
+"""The public operator: argument checks and the choice of implementation."""
 
 import os
 from functools import cache
@@ -6,13 +6,12 @@ from typing import Literal
 from warnings import warn
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import FunctionCtx
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.flop_counter import register_flop_formula
 
+from .mala_operators import define_operator
 from .naive import naive_mala_attention
 
 BACKENDS = ('auto', 'torch', 'triton')
@@ -20,6 +19,9 @@ MAX_KERNEL_HEAD_DIM = 128
 MIN_TRITON = '3.6'  # the first with bf16x3 products
 # PyTorch 2.6 lacks it, and has a Triton too old for the kernel
 _is_exporting = getattr(torch.compiler, 'is_exporting', torch.jit.is_tracing)
+
+triton_mala_attention = define_operator('mala_attention', module='mala_kernels')
+chunked_mala_attention = define_operator('chunked_mala_attention', module='mala_chunked')
 
 
 def mala_attention(
@@ -54,9 +56,10 @@ def mala_attention(
         gate (Tensor, optional): Factor of the result, as ``q``. Defaults to None.
         backend (str): ``'triton'``, the fused kernel: CUDA tensors, float32, float16 or bfloat16,
             ``D`` a multiple of 4 up to 128, first derivatives in reverse mode, none for ``angle``.
-            ``'torch'``, plain PyTorch. ``'auto'``, the kernel where it can serve. Tracing and
-            export (ONNX, ``torch.export``, FLOPs counting by tracing) always take plain PyTorch.
-            Defaults to ``'auto'``.
+            ``'torch'``, the definition in plain PyTorch, with all derivatives. ``'auto'``, the
+            kernel where it can serve, and the same passes in PyTorch on the CPU, with the same
+            derivatives. Tracing, export (ONNX, ``torch.export``) and ``torch.func`` always take
+            the definition. Defaults to ``'auto'``.
 
     Returns:
         Tensor: ``[B, H, N, D]`` in the inputs' dtype. Computed in float32 (float64 for float64
@@ -72,7 +75,9 @@ def mala_attention(
         raise ValueError(f'backend must be one of {", ".join(BACKENDS)}, got {backend!r}')
     height, width = size
     if _takes_kernel(backend, q, angle):
-        return torch.ops.mala_mm.mala_attention(q, k, v, height, width, angle, lepe, gate)[0]
+        return triton_mala_attention(q, k, v, height, width, angle, lepe, gate)[0]
+    if _takes_chunks(backend, q, angle):
+        return chunked_mala_attention(q, k, v, height, width, angle, lepe, gate)[0]
     return naive_mala_attention(q, k, v, (height, width), angle, lepe, gate)
 
 
@@ -128,9 +133,9 @@ def _check_arguments(
 def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
     if backend == 'torch' or (backend == 'auto' and not q.is_cuda):
         return False
-    if torch.jit.is_tracing() or _is_exporting():
+    if _is_traced():
         return False
-    obstacle = _input_obstacle(q, angle)
+    obstacle = _input_obstacle(q) or _derivative_obstacle(angle)
     if obstacle is None:
         obstacle = _triton_obstacle(str(q.device), q.dtype, q.shape[-1], backend == 'auto')
     if obstacle is not None and backend == 'triton':
@@ -138,7 +143,17 @@ def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
     return obstacle is None
 
 
-def _input_obstacle(q: Tensor, angle: Tensor | None) -> str | None:
+def _takes_chunks(backend: str, q: Tensor, angle: Tensor | None) -> bool:
+    if backend != 'auto' or not q.is_cpu or _is_traced():
+        return False
+    return _derivative_obstacle(angle) is None
+
+
+def _is_traced() -> bool:
+    return torch.jit.is_tracing() or _is_exporting()
+
+
+def _input_obstacle(q: Tensor) -> str | None:
     """Why the kernel cannot take these inputs, None if it can."""
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f'the kernel takes float32, float16 and bfloat16, got {q.dtype}'
@@ -151,10 +166,17 @@ def _input_obstacle(q: Tensor, angle: Tensor | None) -> str | None:
         return f'the kernel takes at least one head, got the shape {tuple(q.shape)}'
     if q.shape[2] * q.shape[3] >= 2**33:
         return 'the kernel takes heads of fewer than 2^33 elements: it counts in 32 bits within one'
+    return None
+
+
+def _derivative_obstacle(angle: Tensor | None) -> str | None:
+    """Which derivative the operators do not have, None if they have those that are asked for."""
     if angle is not None and angle.requires_grad and torch.is_grad_enabled():
         return 'the kernel gives no gradient for angle'
     if forward_ad._current_level >= 0:
         return 'the kernel has no forward-mode derivative'
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+        return 'the kernel is closed to torch.func'
     return None
 
 
@@ -194,99 +216,3 @@ def find_triton_obstacle(device: str, dtype: torch.dtype, head_dim: int) -> str 
 @cache
 def _warn_of_torch_path(obstacle: str) -> None:
     warn(f'mala_attention takes the slower PyTorch path. {obstacle}', stacklevel=5)
-
-
-# Custom operators, because torch.compile sees through them without tracing Triton.
-@library.custom_op('mala_mm::mala_attention', mutates_args=())
-def _kernel_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    height: int,
-    width: int,
-    angle: Tensor | None,
-    lepe: Tensor | None,
-    gate: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Output and state ``[B * H, D + 2, D]``, see :mod:`mala_mm.ops.mala_kernels`."""
-    from .mala_kernels import mala_fwd
-
-    return mala_fwd(q, k, v, height, width, angle, lepe, gate)
-
-
-@_kernel_forward.register_fake
-def _(q, k, v, height, width, angle, lepe, gate):
-    batch, heads, _, head_dim = q.shape
-    shape = (batch * heads, head_dim + 2, head_dim)
-    return torch.empty_like(q), q.new_empty(shape, dtype=torch.float32)
-
-
-@library.custom_op('mala_mm::mala_attention_backward', mutates_args=())
-def _kernel_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: Tensor,
-    height: int,
-    width: int,
-    angle: Tensor | None,
-    lepe: Tensor | None,
-    gate: Tensor | None,
-) -> list[Tensor]:
-    """dq, dk, dv, then dgate with a gate, then dlepe with both (without a gate it is dout)."""
-    from .mala_kernels import mala_bwd
-
-    return mala_bwd(dout, q, k, v, state, height, width, angle, lepe, gate)
-
-
-@_kernel_backward.register_fake
-def _(dout, q, k, v, state, height, width, angle, lepe, gate):
-    inputs = [q, k, v] if gate is None else [q, k, v, gate]
-    if gate is not None and lepe is not None:
-        inputs.append(lepe)
-    return [torch.empty_like(x) for x in inputs]
-
-
-def _save_for_backward(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.height, ctx.width, angle, lepe, gate = inputs
-    ctx.has_lepe = lepe is not None
-    if gate is None:  # lepe's gradient is then that of the output
-        lepe = None
-    ctx.save_for_backward(q, k, v, output[1], angle, lepe, gate)
-    ctx.set_materialize_grads(False)  # the state has none
-
-
-def _backward(ctx: FunctionCtx, dout: Tensor, dstate: Tensor) -> tuple:
-    q, k, v, state, angle, lepe, gate = ctx.saved_tensors
-    dq, dk, dv, *rest = torch.ops.mala_mm.mala_attention_backward(
-        dout, q, k, v, state, ctx.height, ctx.width, angle, lepe, gate
-    )
-    dgate = rest[0] if gate is not None else None
-    dlepe = None
-    if ctx.has_lepe:
-        dlepe = rest[1] if gate is not None else dout
-    return dq, dk, dv, None, None, None, dlepe, dgate
-
-
-def _refuse_second_derivative(ctx: FunctionCtx, *gradients: Tensor) -> None:
-    raise RuntimeError(
-        "mala_attention's kernel has no second derivative: use backend='torch' "
-        "(attn_backend='torch' of MAViT)"
-    )
-
-
-_kernel_forward.register_autograd(_backward, setup_context=_save_for_backward)
-_kernel_backward.register_autograd(_refuse_second_derivative)
-
-
-# As FlopCounterMode counts the PyTorch path: z, KV and R phi(q) KV, and twice that backward.
-@register_flop_formula(torch.ops.mala_mm.mala_attention)
-def _forward_flops(q_shape: torch.Size, *args, **kwargs) -> int:
-    batch, heads, num_tokens, head_dim = q_shape
-    return 2 * batch * heads * num_tokens * head_dim * (2 * head_dim + 1)
-
-
-@register_flop_formula(torch.ops.mala_mm.mala_attention_backward)
-def _backward_flops(dout_shape: torch.Size, *args, **kwargs) -> int:
-    return 2 * _forward_flops(dout_shape)
