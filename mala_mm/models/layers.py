@@ -16,24 +16,45 @@ from torch.nn import functional as F
 from mala_mm.ops import apply_rotary, mala_attention, rotary_angles, rotary_tables
 
 
+def add(y: Tensor, x: Tensor) -> Tensor:
+    """``y + x``, in the memory of ``y``, which no gradient needs, where the dtype allows it."""
+    return y.add_(x) if y.dtype == x.dtype else y + x
+
+
 class PointwiseConv(nn.Conv2d):
-    """1x1 convolution on ``[B, H, W, C]``."""
+    """1x1 convolution on ``[B, H, W, C]``, its result times ``scale [C_out]`` where one is given."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.flatten(1), self.bias)
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        weight, bias = self.weight.flatten(1), self.bias
+        if scale is None:
+            return F.linear(x, weight, bias)
+        if x.dtype == torch.float16:  # which has no room for a weight times 1e-6
+            return F.linear(x, weight, bias) * scale
+        return F.linear(x, weight * scale[:, None], bias * scale)
 
 
 class DepthwiseConv(nn.Conv2d):
-    """Depthwise convolution on ``[B, H, W, C]`` that keeps the size."""
+    """Depthwise convolution on ``[B, H, W, C]`` that keeps the size.
 
-    def __init__(self, channels: int, kernel_size: int) -> None:
+    Args:
+        channels (int): ``C``.
+        kernel_size (int): Odd.
+        residual (bool): Add the input to the result. Defaults to False.
+    """
+
+    def __init__(self, channels: int, kernel_size: int, residual: bool = False) -> None:
         super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
+        self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        x = x.permute(0, 3, 1, 2)
+        y = super().forward(x)
+        if self.residual:
+            y = add(y, x)
+        return y.permute(0, 2, 3, 1)
 
 
 class TokenNorm(nn.Module):
@@ -92,16 +113,22 @@ class GatedAttention(nn.Module):
         self.lepe = DepthwiseConv(channels, kernel_size=5)
         self.proj = PointwiseConv(channels, channels)
 
-    def forward(self, x: Tensor, angle: Tensor) -> Tensor:
-        """``[B, H, W, C]`` to the same shape; ``angle`` are the rotary angles ``[D/2]``."""
-        batch, height, width, channels = x.shape
-        qkvo = self.qkvo(x)
-        lepe = self.lepe(qkvo[..., 2 * channels : 3 * channels])
-        heads = (self.num_heads, channels // self.num_heads)
-        q, k, v, o = qkvo.view(batch, height * width, 4, *heads).permute(2, 0, 3, 1, 4)
-        lepe = lepe.reshape(batch, height * width, *heads).transpose(1, 2)
-        y = self.attend(q, k, v, (height, width), angle, lepe, o)
-        return self.proj(y.transpose(1, 2).reshape(x.shape))
+    def forward(self, x: Tensor, angle: Tensor, scale: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to the same shape.
+
+        Args:
+            x (Tensor): Normalised tokens.
+            angle (Tensor): Rotary angles ``[D/2]``.
+            scale (Tensor): Factor of the result's channels ``[C]``.
+        """
+        q, k, v, o = self.qkvo(x).chunk(4, dim=-1)
+        q, k, v, o, lepe = map(self._split_heads, (q, k, v, o, self.lepe(v)))
+        y = self.attend(q, k, v, x.shape[1:3], angle, lepe, o)
+        return self.proj(y.transpose(1, 2).reshape(x.shape), scale)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to ``[B, num_heads, N, D]``."""
+        return x.flatten(1, 2).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class MagnitudeAwareLinearAttention(GatedAttention):
@@ -135,6 +162,8 @@ class SoftmaxAttention(GatedAttention):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         cos, sin = rotary_tables(angle, *size, dtype)
         q, k = (apply_rotary(x.to(dtype), cos, sin).to(v.dtype) for x in (q, k))
+        # on the CPU worth the copies: it reads every row many times
+        q, k, v = (x.contiguous() for x in (q, k, v))
         return (F.scaled_dot_product_attention(q, k, v) + lepe) * gate
 
 
@@ -144,12 +173,14 @@ class FeedForward(nn.Module):
     def __init__(self, channels: int, hidden_channels: int) -> None:
         super().__init__()
         self.fc1 = PointwiseConv(channels, hidden_channels)
-        self.dwconv = DepthwiseConv(hidden_channels, kernel_size=3)
+        self.dwconv = DepthwiseConv(hidden_channels, kernel_size=3, residual=True)
         self.fc2 = PointwiseConv(hidden_channels, channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.gelu(self.fc1(x))
-        return self.fc2(x + self.dwconv(x))
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        """``[B, H, W, C]`` to the same shape, its channels times ``scale [C]``."""
+        x = self.fc1(x)
+        x = F.gelu(x) if torch.is_grad_enabled() else torch.ops.aten.gelu_(x)
+        return self.fc2(self.dwconv(x), scale)
 
 
 class MAViTBlock(nn.Module):
@@ -174,7 +205,7 @@ class MAViTBlock(nn.Module):
         layer_scale_init: float,
     ) -> None:
         super().__init__()
-        self.pos = DepthwiseConv(channels, kernel_size=3)
+        self.pos = DepthwiseConv(channels, kernel_size=3, residual=True)
         self.norm1 = TokenNorm(channels)
         self.attn = attention(channels, num_heads)
         self.norm2 = TokenNorm(channels)
@@ -185,9 +216,15 @@ class MAViTBlock(nn.Module):
         self.gamma_2 = nn.Parameter(torch.full((1, channels, 1, 1), float(layer_scale_init)))
 
     def forward(self, x: Tensor, angle: Tensor) -> Tensor:
-        x = x + self.pos(x)
-        x = x + self.drop_path(self.gamma_1.flatten() * self.attn(self.norm1(x), angle))
-        return x + self.drop_path(self.gamma_2.flatten() * self.ffn(self.norm2(x)))
+        x = self.pos(x)
+        x = self._add_branch(x, self.attn(self.norm1(x), angle, self.gamma_1.flatten()))
+        return self._add_branch(x, self.ffn(self.norm2(x), self.gamma_2.flatten()))
+
+    def _add_branch(self, x: Tensor, branch: Tensor) -> Tensor:
+        if not (self.training and self.drop_path.drop_prob):
+            return x + branch if torch.is_grad_enabled() else add(branch, x)
+        kept = self.drop_path(x.new_ones(len(x), 1, 1, 1))
+        return torch.addcmul(x, kept, branch)
 
 
 class Stem(nn.Module):
@@ -211,6 +248,7 @@ class Stem(nn.Module):
         self.proj = nn.Sequential(*layers[:-1])
 
     def forward(self, image: Tensor) -> Tensor:
+        image = image.contiguous(memory_format=torch.channels_last)
         return self.proj(image).permute(0, 2, 3, 1).contiguous()
 
 

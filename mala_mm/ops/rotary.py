@@ -47,5 +47,9 @@ def rotary_tables(
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the channel pairs ``(2j, 2j + 1)`` of ``x [..., N, D]`` by tables ``[N, D/2]``."""
+    if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):
+        # one pass; exporters and compilers do not take complex numbers
+        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+        return torch.view_as_real(turned).flatten(-2)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
