@@ -13,7 +13,13 @@ from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mala_mm.ops import apply_rotary, mala_attention, rotary_angles, rotary_tables
+from mala_mm.ops import (
+    apply_rotary,
+    depthwise_conv2d,
+    mala_attention,
+    rotary_angles,
+    rotary_tables,
+)
 
 
 def add(y: Tensor, x: Tensor) -> Tensor:
@@ -22,7 +28,7 @@ def add(y: Tensor, x: Tensor) -> Tensor:
 
 
 class PointwiseConv(nn.Conv2d):
-    """1x1 convolution on ``[B, H, W, C]``, its result times ``scale [C_out]`` where one is given."""
+    """1x1 convolution on ``[B, H, W, C]``; its result times ``scale [C_out]``, if there is one."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size=1)
@@ -51,7 +57,7 @@ class DepthwiseConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 3, 1, 2)
-        y = super().forward(x)
+        y = depthwise_conv2d(x, self.weight, self.bias)
         if self.residual:
             y = add(y, x)
         return y.permute(0, 2, 3, 1)
@@ -162,9 +168,8 @@ class SoftmaxAttention(GatedAttention):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         cos, sin = rotary_tables(angle, *size, dtype)
         q, k = (apply_rotary(x.to(dtype), cos, sin).to(v.dtype) for x in (q, k))
-        # on the CPU worth the copies: it reads every row many times
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        return (F.scaled_dot_product_attention(q, k, v) + lepe) * gate
+        # every row is read many times: on the CPU that is worth a copy of the strided view
+        return (F.scaled_dot_product_attention(q, k, v.contiguous()) + lepe) * gate
 
 
 class FeedForward(nn.Module):

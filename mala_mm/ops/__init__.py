@@ -1,6 +1,14 @@
-"""The MALA operator. Imports only torch, and triton for the kernel."""
+"""The MALA operator and what goes with it. Imports only torch, and triton for the kernel."""
 
+from .depthwise import depthwise_conv2d
 from .mala import BACKENDS, mala_attention
 from .rotary import apply_rotary, rotary_angles, rotary_tables
 
-__all__ = ['BACKENDS', 'apply_rotary', 'mala_attention', 'rotary_angles', 'rotary_tables']
+__all__ = [
+    'BACKENDS',
+    'apply_rotary',
+    'depthwise_conv2d',
+    'mala_attention',
+    'rotary_angles',
+    'rotary_tables',
+]

@@ -7,18 +7,16 @@ from warnings import warn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .mala_operators import define_operator
+from .modes import has_forward_mode, is_traced, is_transformed
 from .naive import naive_mala_attention
 
 BACKENDS = ('auto', 'torch', 'triton')
 MAX_KERNEL_HEAD_DIM = 128
 MIN_TRITON = '3.6'  # the first with bf16x3 products
-# PyTorch 2.6 lacks it, and has a Triton too old for the kernel
-_is_exporting = getattr(torch.compiler, 'is_exporting', torch.jit.is_tracing)
 
 triton_mala_attention = define_operator('mala_attention', module='mala_kernels')
 chunked_mala_attention = define_operator('chunked_mala_attention', module='mala_chunked')
@@ -133,7 +131,7 @@ def _check_arguments(
 def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
     if backend == 'torch' or (backend == 'auto' and not q.is_cuda):
         return False
-    if _is_traced():
+    if is_traced():
         return False
     obstacle = _input_obstacle(q) or _derivative_obstacle(angle)
     if obstacle is None:
@@ -144,13 +142,9 @@ def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
 
 
 def _takes_chunks(backend: str, q: Tensor, angle: Tensor | None) -> bool:
-    if backend != 'auto' or not q.is_cpu or _is_traced():
+    if backend != 'auto' or not q.is_cpu or is_traced():
         return False
     return _derivative_obstacle(angle) is None
-
-
-def _is_traced() -> bool:
-    return torch.jit.is_tracing() or _is_exporting()
 
 
 def _input_obstacle(q: Tensor) -> str | None:
@@ -173,9 +167,9 @@ def _derivative_obstacle(angle: Tensor | None) -> str | None:
     """Which derivative the operators do not have, None if they have those that are asked for."""
     if angle is not None and angle.requires_grad and torch.is_grad_enabled():
         return 'the kernel gives no gradient for angle'
-    if forward_ad._current_level >= 0:
+    if has_forward_mode():
         return 'the kernel has no forward-mode derivative'
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack():
+    if is_transformed():
         return 'the kernel is closed to torch.func'
     return None
 

@@ -39,8 +39,11 @@ def scale_state(state: Tensor, num_tokens: int, sign: int) -> None:
     state[:, -1] *= sign / num_tokens
 
 
-def features(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``phi(x) = elu(x) + 1`` and its derivative ``exp(min(x, 0))``."""
+def features(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``phi(x) = elu(x) + 1`` and its derivative ``exp(min(x, 0))``, fit for :func:`as_pairs`."""
+    x = x.to(dtype)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
     derivative = x.clamp(max=0).exp_()
     return derivative + x.clamp(min=0), derivative
 
@@ -93,14 +96,14 @@ def mala_fwd(
     for b in range(batch):
         kv, mk, mv = split_state(state[b])
         for chunk in chunks(q):
-            phi, _ = features(k[b, :, chunk].to(dtype))
+            phi, _ = features(k[b, :, chunk], dtype)
             value = v[b, :, chunk].to(dtype)
             mk += phi.sum(1, keepdim=True)
             mv += value.sum(1, keepdim=True)
             kv.baddbmm_(rotate_(phi, table, chunk).mT, value)
         scale_state(state[b], num_tokens, 1)
         for chunk in chunks(q):
-            phi, _ = features(q[b, :, chunk].to(dtype))
+            phi, _ = features(q[b, :, chunk], dtype)
             z = phi @ mk.mT
             y = (rotate_(phi, table, chunk) @ kv).mul_(1 + 1 / (z + EPS)).addcmul_(z, mv, value=-1)
             if lepe is not None:
@@ -125,10 +128,10 @@ def mala_bwd(
     gate: Tensor | None,
 ) -> list[Tensor]:
     """dq, dk, dv, then dgate with a gate, then dlepe with both (without a gate it is dout)."""
-    batch, heads, num_tokens, head_dim = q.shape
+    batch, heads, num_tokens, _ = q.shape
     dtype = compute_dtype(q)
     table = rotary_table(angle, height, width, dtype)
-    back = None if table is None else table.conj().resolve_conj()
+    back = None if table is None else rotary_table(-angle, height, width, dtype)
     state = state.unflatten(0, (batch, heads))
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     dgate = None if gate is None else torch.empty_like(gate)
@@ -138,7 +141,7 @@ def mala_bwd(
         dstate = torch.zeros_like(state[b])
         a, ak, av = split_state(dstate)
         for chunk in chunks(q):
-            phi, derivative = features(q[b, :, chunk].to(dtype))
+            phi, derivative = features(q[b, :, chunk], dtype)
             dy = dout[b, :, chunk].to(dtype)
             z = phi @ mk.mT
             beta = 1 + 1 / (z + EPS)
@@ -161,7 +164,7 @@ def mala_bwd(
             dq[b, :, chunk] = dphi.mul_(derivative)
         scale_state(dstate, num_tokens, -1)
         for chunk in chunks(k):
-            phi, derivative = features(k[b, :, chunk].to(dtype))
+            phi, derivative = features(k[b, :, chunk], dtype)
             value = v[b, :, chunk].to(dtype)
             dv[b, :, chunk] = (rotate(phi, table, chunk) @ a).add_(av)
             dphi = rotate_(value @ a.mT, back, chunk).add_(ak)

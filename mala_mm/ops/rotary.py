@@ -7,6 +7,8 @@ in feature pixels counted from 0. Each angle serves one pair of neighbouring cha
 import torch
 from torch import Tensor
 
+from .modes import is_eager
+
 
 def rotary_angles(head_dim: int) -> Tensor:
     """``10000^(-j / (D/4 - 1))`` for ``j = 0 .. D/4 - 1``, each twice: float32 ``[D/2]``.
@@ -33,23 +35,26 @@ def rotary_tables(
         tuple[Tensor, Tensor]: cosines and sines, each ``[height * width, D/2]``.
     """
     theta = angle[::2].to(dtype)
-    rows = torch.arange(height, device=angle.device, dtype=dtype)[:, None] * theta
-    columns = torch.arange(width, device=angle.device, dtype=dtype)[:, None] * theta
-    turn = torch.cat(
-        [
-            rows[:, None].expand(height, width, -1),
-            columns[None].expand(height, width, -1),
-        ],
-        dim=-1,
-    ).flatten(0, 1)
-    return turn.cos(), turn.sin()
+    rows, columns = (
+        torch.arange(length, device=angle.device, dtype=dtype)[:, None] * theta
+        for length in (height, width)
+    )
+    return tuple(_grid(function(rows), function(columns)) for function in (torch.cos, torch.sin))
+
+
+def _grid(rows: Tensor, columns: Tensor) -> Tensor:
+    """Join ``[height, D/4]`` and ``[width, D/4]`` to ``[height * width, D/2]``."""
+    size = (len(rows), len(columns), -1)
+    return torch.cat([rows[:, None].expand(size), columns[None].expand(size)], dim=-1).flatten(0, 1)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the channel pairs ``(2j, 2j + 1)`` of ``x [..., N, D]`` by tables ``[N, D/2]``."""
-    if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):
+    if is_eager():
         # one pass; exporters and compilers do not take complex numbers
-        turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+        turned = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2))) * torch.complex(
+            cos, sin
+        )
         return torch.view_as_real(turned).flatten(-2)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
