@@ -1,4 +1,7 @@
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,6 +14,19 @@ ROOT = Path(__file__).resolve().parents[1]
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope='session')
+def tool(root: Path) -> Callable[[str], ModuleType]:
+    """Import tools/NAME.py."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f'tool_{name}', root / 'tools' / f'{name}.py')
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope='session')

@@ -31,6 +31,36 @@ MILLION_PARAMS = {
     'semfpn_mavit_b_ade20k': 51.0,
     'semfpn_mavit_l_ade20k': 97.9,
 }
+# Billion multiply-adds of convolutions and linear layers, 1000 box and 100 mask RoIs per stage, at
+# 800x1280 (COCO) and 512x2048 (ADE20K): published for a model of the same widths and depths by
+# https://github.com/qhfan/RALA, whose counter takes norms in as well.
+BILLION_MULTIPLY_ADDS = {
+    'mask_rcnn_mavit_t_coco': 219,
+    'mask_rcnn_mavit_s_coco': 262,
+    'mask_rcnn_mavit_b_coco': 372,
+    'mask_rcnn_mavit_l_coco': 501,
+    'cascade_mavit_s_coco': 741,
+    'cascade_mavit_b_coco': 851,
+    'cascade_mavit_l_coco': 979,
+    'retinanet_mavit_t_coco': 201,
+    'retinanet_mavit_s_coco': 244,
+    'retinanet_mavit_b_coco': 353,
+    'retinanet_mavit_l_coco': 482,
+    'semfpn_mavit_t_ade20k': 136,
+    'semfpn_mavit_s_ade20k': 180,
+    'semfpn_mavit_b_ade20k': 292,
+    'semfpn_mavit_l_ade20k': 424,
+    'upernet_mavit_s_ade20k': 937,
+    'upernet_mavit_b_ade20k': 1050,
+    'upernet_mavit_l_ade20k': 1182,
+}
+# The same of the backbone alone at 800x1280, and of its attention's matrix products.
+BACKBONE_MULTIPLY_ADDS = {
+    't': (48.7, 52.8),
+    's': (91.4, 98.1),
+    'b': (199.5, 161.9),
+    'l': (327.7, 291.5),
+}
 DROP_PATH_RATE = {'t': 0.1, 's': 0.15, 'b': 0.4, 'l': 0.55}
 
 
@@ -78,6 +108,24 @@ def test_size_and_channels(build_model, name):
         assert tuple(model.data_preprocessor.size) == (512, 512)
     else:
         assert model.data_preprocessor.pad_size_divisor == 32
+
+
+@pytest.mark.parametrize('name', BILLION_MULTIPLY_ADDS)
+def test_multiply_adds(build_model, tool, name):
+    get_flops = tool('get_flops')
+    with torch.device('meta'):
+        model, cfg = build_model(name)
+    costs = get_flops.count(model, get_flops.DEFAULT_SHAPE[cfg.default_scope])
+    total, backbone = costs['total'], costs['backbone']
+    assert total.parameters / 1e6 == pytest.approx(MILLION_PARAMS[name], abs=0.05)
+    assert total.layer_multiply_adds / 1e9 == pytest.approx(BILLION_MULTIPLY_ADDS[name], rel=0.015)
+    attention = backbone.multiply_adds - backbone.layer_multiply_adds
+    assert total.multiply_adds - total.layer_multiply_adds == attention
+    if name.endswith('coco'):
+        size = name.split('mavit_')[1][0]
+        assert (backbone.layer_multiply_adds / 1e9, attention / 1e9) == pytest.approx(
+            BACKBONE_MULTIPLY_ADDS[size], abs=0.05
+        )
 
 
 def test_cascade_heads(build_model):

@@ -1,11 +1,9 @@
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -71,19 +69,6 @@ optim_wrapper = dict(optimizer=dict(lr=0.01))
 train_cfg = dict(max_iters=8, val_interval=8)
 default_hooks = dict(logger=dict(interval=1), checkpoint=dict(interval=8))
 """
-
-
-@pytest.fixture(scope='session')
-def tool(root: Path) -> Callable[[str], ModuleType]:
-    """Import tools/NAME.py."""
-
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f'tool_{name}', root / 'tools' / f'{name}.py')
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 @pytest.fixture(scope='session')
