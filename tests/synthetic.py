@@ -74,3 +74,29 @@ def assert_matches(
     assert np.abs(flat[index] - np.array(golden['probe'])).max() <= bound
     assert abs(flat.mean() - golden['mean']) <= bound
     assert abs(np.sqrt((flat**2).mean()) - golden['rms']) <= bound
+
+
+def assert_golden(model: nn.Module, case: dict, dtype: torch.dtype, tolerance: float) -> None:
+    """Compare a backbone with a golden case: outputs, loss and gradients where it has them."""
+    model.to(dtype).eval()
+    load_parameters(model)
+    batch, _, height, width = case['input']
+    x = torch.from_numpy(image(batch, height, width)).to(dtype)
+    with_gradients = 'loss' in case
+    x.requires_grad_(with_gradients)
+    with torch.set_grad_enabled(with_gradients):
+        outs = model(x)
+    for out, golden in zip(outs, case['outputs'], strict=True):
+        assert_matches(out, golden, tolerance)
+    if not with_gradients:
+        return
+    loss = sum(
+        (out * torch.from_numpy(output_gradient(i, out.shape)).to(dtype)).sum()
+        for i, out in enumerate(outs)
+    )
+    assert abs(loss.item() - case['loss']) <= 10 * tolerance
+    loss.backward()
+    assert_matches(x.grad, case['input_grad'], tolerance)
+    parameters = dict(model.named_parameters())
+    for name, golden in case['param_grads'].items():
+        assert_matches(parameters[name].grad, golden, tolerance)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from synthetic import assert_matches, image, load_parameters, output_gradient
+from synthetic import assert_golden
 
 from mala_mm.models import MAViT
 
@@ -13,28 +13,7 @@ OWN = Path(__file__).parents[1] / 'golden' / 'backbone.json'
 
 
 def check(case: dict, dtype: torch.dtype, tolerance: float, **kwargs) -> None:
-    model = MAViT(case['arch'], **kwargs).to(dtype).eval()
-    load_parameters(model)
-    batch, _, height, width = case['input']
-    x = torch.from_numpy(image(batch, height, width)).to(dtype)
-    with_gradients = 'loss' in case
-    x.requires_grad_(with_gradients)
-    with torch.set_grad_enabled(with_gradients):
-        outs = model(x)
-    for out, golden in zip(outs, case['outputs'], strict=True):
-        assert_matches(out, golden, tolerance)
-    if not with_gradients:
-        return
-    loss = sum(
-        (out * torch.from_numpy(output_gradient(i, out.shape)).to(dtype)).sum()
-        for i, out in enumerate(outs)
-    )
-    assert loss.item() == pytest.approx(case['loss'], abs=10 * tolerance)
-    loss.backward()
-    assert_matches(x.grad, case['input_grad'], tolerance)
-    parameters = dict(model.named_parameters())
-    for name, golden in case['param_grads'].items():
-        assert_matches(parameters[name].grad, golden, tolerance)
+    assert_golden(MAViT(case['arch'], **kwargs), case, dtype, tolerance)
 
 
 @pytest.mark.parametrize(
