@@ -77,8 +77,12 @@ def assert_matches(
 
 
 def assert_golden(model: nn.Module, case: dict, dtype: torch.dtype, tolerance: float) -> None:
-    """Compare a backbone with a golden case: outputs, loss and gradients where it has them."""
-    model.to(dtype).eval()
+    """Compare a backbone with a golden case: outputs, loss and gradients where it has them.
+
+    The model is in a mode, and maybe a memory format, in which norms keep their statistics and no
+    branch is dropped.
+    """
+    model.to(dtype)
     load_parameters(model)
     batch, _, height, width = case['input']
     x = torch.from_numpy(image(batch, height, width)).to(dtype)

@@ -22,11 +22,6 @@ from mala_mm.ops import (
 )
 
 
-def add(y: Tensor, x: Tensor) -> Tensor:
-    """``y + x``, in the memory of ``y``, which no gradient needs, where the dtype allows it."""
-    return y.add_(x) if y.dtype == x.dtype else y + x
-
-
 class PointwiseConv(nn.Conv2d):
     """1x1 convolution on ``[B, H, W, C]``; its result times ``scale [C_out]``, if there is one."""
 
@@ -56,10 +51,7 @@ class DepthwiseConv(nn.Conv2d):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.permute(0, 3, 1, 2)
-        y = depthwise_conv2d(x, self.weight, self.bias)
-        if self.residual:
-            y = add(y, x)
+        y = depthwise_conv2d(x.permute(0, 3, 1, 2), self.weight, self.bias, self.residual)
         return y.permute(0, 2, 3, 1)
 
 
@@ -227,7 +219,7 @@ class MAViTBlock(nn.Module):
 
     def _add_branch(self, x: Tensor, branch: Tensor) -> Tensor:
         if not (self.training and self.drop_path.drop_prob):
-            return x + branch if torch.is_grad_enabled() else add(branch, x)
+            return x + branch
         kept = self.drop_path(x.new_ones(len(x), 1, 1, 1))
         return torch.addcmul(x, kept, branch)
 

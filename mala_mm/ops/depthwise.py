@@ -8,27 +8,29 @@ from torch.nn import functional as F
 from .modes import is_eager
 
 
-def depthwise_conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def depthwise_conv2d(x: Tensor, weight: Tensor, bias: Tensor, residual: bool = False) -> Tensor:
     """Convolution of each channel with its own kernel, padded with zeros to the same size.
 
     Args:
         x (Tensor): ``[B, C, H, W]``.
         weight (Tensor): ``[C, 1, K, K]``, ``K`` odd.
         bias (Tensor): ``[C]``.
+        residual (bool): Add ``x`` to the result. Defaults to False.
 
     Returns:
         Tensor: ``[B, C, H, W]``.
     """
-    if (
-        weight.shape[-1] == 5
-        and x.is_cpu
-        and weight.requires_grad
-        and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled('cpu')
-        and is_eager()
-    ):
+    kernel_size = weight.shape[-1]
+    # TensorFloat-32 and half precision would round a weight that has a one added to it
+    is_exact = x.is_cpu and x.dtype == weight.dtype and x.dtype in (torch.float32, torch.float64)
+    is_exact = is_exact and not torch.is_autocast_enabled('cpu')
+    if residual and is_exact:
+        weight = weight + F.pad(weight.new_ones(1, 1, 1, 1), [kernel_size // 2] * 4)
+    is_float32 = is_exact and x.dtype == torch.float32
+    if kernel_size == 5 and is_float32 and weight.requires_grad and is_eager():
         return _Conv5x5.apply(x, weight, bias)
-    return F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2, groups=len(weight))
+    y = F.conv2d(x, weight, bias, padding=kernel_size // 2, groups=len(weight))
+    return y + x if residual and not is_exact else y
 
 
 class _Conv5x5(torch.autograd.Function):

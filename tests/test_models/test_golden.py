@@ -13,7 +13,7 @@ OWN = Path(__file__).parents[1] / 'golden' / 'backbone.json'
 
 
 def check(case: dict, dtype: torch.dtype, tolerance: float, **kwargs) -> None:
-    assert_golden(MAViT(case['arch'], **kwargs), case, dtype, tolerance)
+    assert_golden(MAViT(case['arch'], **kwargs).eval(), case, dtype, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,26 @@ def test_golden(case, dtype, tolerance):
 def test_all_golden(shared, dtype, tolerance):
     for case in json.loads((shared / 'reference' / 'backbone_golden.json').read_text()):
         check(case, dtype, tolerance)
+
+
+PATHS = {
+    'channels-last': lambda arch: MAViT(arch).eval().to(memory_format=torch.channels_last),
+    'checkpointing': lambda arch: MAViT(
+        arch, with_cp=True, norm_eval=True, drop_path_rate=0.0
+    ).train(),
+    'definition of MALA': lambda arch: MAViT(arch, attn_backend='torch').eval(),
+}
+
+
+@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
+@pytest.mark.parametrize('build', PATHS.values(), ids=PATHS.keys())
+def test_golden_on_every_path(build, dtype, tolerance):
+    for case in json.loads(OWN.read_text()):
+        assert_golden(build(case['arch']), case, dtype, tolerance)
+
+
+def test_golden_compiled():
+    case = next(case for case in json.loads(OWN.read_text()) if 'loss' in case)
+    model = MAViT(case['arch']).eval()
+    model.forward = torch.compile(model.forward, backend='aot_eager', fullgraph=True)
+    assert_golden(model, case, torch.float64, 1e-8)
