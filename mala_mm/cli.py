@@ -25,6 +25,15 @@ class UsageError(ValueError):
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that training and testing share."""
     parser.add_argument('--work-dir', help='directory of logs and checkpoints [./work_dirs/CONFIG]')
+    add_cfg_options(parser)
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    parser.add_argument(
+        '--local-rank', '--local_rank', type=int, default=0, help='set by the launcher'
+    )
+
+
+def add_cfg_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option that changes the config."""
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -33,10 +42,6 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='KEY=VALUE',
         help='settings to change in the config, such as train_dataloader.batch_size=4 '
         'train_dataloader.dataset.pipeline.2.scale="(800,480)"',
-    )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    parser.add_argument(
-        '--local-rank', '--local_rank', type=int, default=0, help='set by the launcher'
     )
 
 

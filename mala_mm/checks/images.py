@@ -126,9 +126,11 @@ def scan(
         progress (str | None): The name of a progress bar on stderr. Default: no bar.
 
     Raises:
-        RuntimeError: a worker process was killed.
+        BrokenProcessPool: a worker process was killed.
     """
-    bar = tqdm(total=len(items), desc=progress, disable=progress is None, unit=' files')
+    bar = tqdm(
+        total=len(items), desc=progress, disable=progress is None or not items, unit=' files'
+    )
     with bar:
         if workers <= 1:
             for item in items:
@@ -141,7 +143,7 @@ def scan(
                     yield result
                     bar.update()
             except BrokenProcessPool:
-                raise RuntimeError(
+                raise BrokenProcessPool(
                     'a worker process was killed, perhaps for lack of memory: use fewer workers'
                 ) from None
 
