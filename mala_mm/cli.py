@@ -6,16 +6,22 @@ warnings, which `run` logs once the runner has opened the log file.
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.device import get_device
 
-from .checkpoint import is_pretrained, read_checkpoint, weights_of
+from .checkpoint import CheckpointError, is_pretrained, read_checkpoint, weights_of
 from .resume import check_training_checkpoint, newest_training_checkpoint
 
 DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
+RANK_AND_SIZE = dict(  # environment variables that a launcher sets
+    pytorch=('RANK', 'WORLD_SIZE'),
+    slurm=('SLURM_PROCID', 'SLURM_NTASKS'),
+    mpi=('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+)
 
 
 class UsageError(ValueError):
@@ -26,6 +32,9 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that training and testing share."""
     parser.add_argument('--work-dir', help='directory of logs and checkpoints [./work_dirs/CONFIG]')
     add_cfg_options(parser)
+    parser.add_argument(
+        '--no-check', action='store_true', help='skip the checks of the data and the environment'
+    )
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     parser.add_argument(
         '--local-rank', '--local_rank', type=int, default=0, help='set by the launcher'
@@ -198,6 +207,42 @@ def set_tta(cfg: Config) -> None:
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
+def check(cfg: Config, command: str, with_data: bool = True) -> list[str]:
+    """Check what `command`, 'train' or 'test', is about to use; return the warnings.
+
+    Every process of a distributed run checks, the first one reports.
+
+    Raises:
+        UsageError: with all errors that were found, each in a line with its places below it.
+    """
+    from .checks.config import check_config
+    from .checks.data import check_data
+
+    rank, world_size = (
+        int(os.environ.get(name, default))
+        for name, default in zip(RANK_AND_SIZE.get(cfg.launcher, ('', '')), '01', strict=True)
+    )
+    findings = check_config(cfg, command, world_size)
+    if with_data:
+        told = [text for error in findings.errors for text in (error.message, *error.places)]
+        splits = [
+            split
+            for split in (('train', 'val') if command == 'train' else ('test',))
+            # what is wrong with the setting would be found once more in the data
+            if not any(f'{split}_dataloader' in text for text in told)
+        ]
+        findings.extend(check_data(cfg, full=False, splits=splits))
+    if findings.errors and rank > 0:
+        raise SystemExit(2)
+    warnings = [str(warning).removeprefix('warning: ') for warning in findings.warnings]
+    if findings.errors:
+        for warning in findings.warnings:
+            print(warning, file=sys.stderr)
+        errors = '\n'.join(map(str, findings.errors))
+        raise UsageError(errors.removeprefix('error: '))
+    return warnings
+
+
 def add_empty_detections_hook(cfg: Config) -> None:
     """Let a detection run report 0.0 where mmdet reports nothing (see EmptyDetectionsHook)."""
     hook = dict(type='mala_mm.EmptyDetectionsHook')
@@ -207,10 +252,25 @@ def add_empty_detections_hook(cfg: Config) -> None:
 
 
 def run(cfg: Config, command: str, warnings: list[str]) -> None:
-    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'."""
+    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'.
+
+    Raises:
+        UsageError: the runner cannot be built.
+    """
     from .engine import Runner
 
-    runner = Runner.from_cfg(cfg)
+    try:
+        runner = Runner.from_cfg(cfg)
+    except CheckpointError:
+        raise
+    except (AssertionError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        if os.environ.get('MALA_MM_TRACEBACK'):
+            raise
+        reason = ' '.join(str(error.args[0] if len(error.args) == 1 else error).split())
+        raise UsageError(
+            f'the runner cannot be built from this config: {type(error).__name__}: '
+            f'{reason[:180]}; with MALA_MM_TRACEBACK=1 set, the traceback is shown'
+        ) from None
     if command == 'test':
         # mmseg's drawing hook asks for runner.iter, which would build the training data.
         runner._train_loop = None

@@ -43,6 +43,7 @@ def main() -> None:
             warnings += cli.set_amp(cfg)
         if args.auto_scale_lr:
             cli.set_auto_scale_lr(cfg)
+        warnings += cli.check(cfg, 'train', with_data=not args.no_check)
         cli.add_empty_detections_hook(cfg)
         cli.run(cfg, 'train', warnings)
     except (cli.UsageError, CheckpointError) as error:
