@@ -216,7 +216,6 @@ ACCEPTED = [
     ('semfpn', {'optim_wrapper.optimizer.type': 'torch.optim.AdamW'}),
     ('semfpn', {'optim_wrapper.optimizer.fused': True}),
     ('semfpn', {'train_cfg.type': 'mmengine.IterBasedTrainLoop'}),
-    ('semfpn', loaders(dataset__data_root='https://example.org/ade')),
     ('semfpn', model(backbone__init_cfg='https://example.org/mavit_t.pth')),
     (
         'semfpn',
