@@ -59,8 +59,7 @@ def crowd(data):
 
 
 def compressed(data):
-    pixels = np.zeros((HEIGHT, WIDTH), np.uint8, order='F')
-    pixels[10:34, 8:28] = 1
+    pixels = np.asfortranarray(np.tri(HEIGHT, WIDTH, dtype=np.uint8))
     counts = encode(pixels)['counts'].decode()
     data.first(segmentation=dict(size=[HEIGHT, WIDTH], counts=counts))
 
