@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 import mala_mm
 from mala_mm.checks import data as data_module
 from mala_mm.checks.data import check_data
+from mala_mm.checks.findings import Findings
 
 
 @pytest.fixture
@@ -70,6 +72,24 @@ def test_wrapped_datasets(data, wrap):
     loader = dict(dataset=wrap(data.dataset))
     (message,) = errors(data, train_dataloader=loader, val_dataloader=None, val_evaluator=None)
     assert 'images that cannot be used' in message
+
+
+def test_segmentation_is_checked_once_for_val_and_test(monkeypatch):
+    calls = []
+
+    def check(*arguments):
+        calls.append(arguments)
+        findings = Findings()
+        findings.error('a fault')
+        return findings
+
+    module = SimpleNamespace(check_segmentation_dataset=check)
+    monkeypatch.setitem(sys.modules, 'mala_mm.checks.segmentation_data', module)
+    cfg = Config.fromfile(mala_mm.config_path('semfpn_mavit_t_ade20k.py'))
+    findings = check_data(cfg, full=False, workers=3)
+    datasets = [cfg.train_dataloader.dataset, cfg.val_dataloader.dataset]
+    assert calls == [(dataset, cfg.model, False, 3, False) for dataset in datasets]
+    assert [e.message for e in findings.errors] == ['a fault']
 
 
 def test_evaluators_in_a_list(data):
