@@ -1,6 +1,7 @@
 """The data sets that a config names, detection and segmentation."""
 
 import dataclasses
+import gc
 import os
 import reprlib
 from collections.abc import Iterator, Sequence
@@ -155,11 +156,7 @@ class _CocoData:
         return key
 
     def check(self, model: dict, full: bool, workers: int, progress: bool) -> None:
-        images: dict[tuple, list[ListedImage]] = {}
-        for key, split in self.splits.items():
-            content = read_annotations(split.ann_file, self.findings)
-            if content is not None:
-                images[key] = check_annotations(content, split, self.findings, decode=full)
+        images = self._listed_images(decode=full)
         self._compare_ground_truths(images)
         self._compare_classes(model)
         chosen = {
@@ -174,6 +171,20 @@ class _CocoData:
         for split, listed in chosen.items():
             decoded = ((image, infos[(image.path, *_loading(split))]) for image in listed)
             check_listed_images(decoded, split, self.findings)
+
+    def _listed_images(self, decode: bool) -> dict[tuple, list[ListedImage]]:
+        """Check each annotation file and return its images."""
+        images = {}
+        # The collector would go through millions of new objects again and again, half of the time.
+        gc.disable()
+        try:
+            for key, split in self.splits.items():
+                content = read_annotations(split.ann_file, self.findings)
+                if content is not None:
+                    images[key] = check_annotations(content, split, self.findings, decode)
+        finally:
+            gc.enable()
+        return images
 
     def _compare_classes(self, model: dict) -> None:
         first, *others = dict.fromkeys(split.classes for split in self.splits.values()) or [()]
