@@ -46,6 +46,7 @@ class DetectionSet:
             filter_cfg=dict(filter_empty_gt=True, min_size=0),
             pipeline=loading,
         )
+        self.val: dict = {}  # in what the dataset of val_dataloader differs
         self.evaluator = dict(
             type='CocoMetric', ann_file=str(folder / 'train.json'), metric=['bbox', 'segm']
         )
@@ -86,12 +87,11 @@ class DetectionSet:
         self.coco['annotations'][0].update(fields)
 
     def config(self) -> dict:
-        evaluation = dict(self.dataset, test_mode=True)
         return dict(
             default_scope='mmdet',
             model=dict(type='MaskRCNN', rpn_head=dict(num_classes=1), roi_head=self.heads),
             train_dataloader=dict(dataset=self.dataset),
-            val_dataloader=dict(dataset=evaluation),
+            val_dataloader=dict(dataset={**self.dataset, 'test_mode': True, **self.val}),
             val_evaluator=self.evaluator,
         )
 

@@ -5,7 +5,6 @@ what mmdet leaves out.
 """
 
 import difflib
-import gc
 import json
 import math
 import os
@@ -66,8 +65,6 @@ class ListedImage(NamedTuple):
 
 def read_annotations(ann_file: str, findings: Findings) -> Any:
     """Return the content of a JSON file; None, and an error in `findings`, if there is none."""
-    # It would look at millions of new objects again and again, in as much time as reading takes.
-    gc.disable()
     try:
         with open(ann_file, encoding='utf-8') as file:
             return json.load(file)
@@ -83,8 +80,6 @@ def read_annotations(ann_file: str, findings: Findings) -> Any:
             f"annotation file {shorten(ann_file)} cannot be read, expected JSON in COCO's format: "
             f'{what}'
         )
-    finally:
-        gc.enable()
     return None
 
 

@@ -12,8 +12,8 @@ WILD_POLYGON = (
     'can take all memory: correct or remove them'
 )
 SHORT_POLYGON = (
-    'polygons of fewer than 3 points or an odd count of numbers are left out: expected '
-    'x1, y1, x2, y2, x3, y3, ...'
+    'polygons of fewer than 3 points or an odd count of numbers are left out: expected 6, 8, 10 or '
+    'more numbers x1, y1, x2, y2, ..., xn, yn'
 )
 SHORT_FIRST_POLYGON = (
     'masks whose first polygon has fewer than 3 points, at which the evaluation fails: expected '

@@ -1,6 +1,7 @@
 """The data sets that a config names, detection and segmentation."""
 
 import dataclasses
+import gc
 import os
 import reprlib
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from mmengine.config import Config
 from mmengine.fileio import join_path, list_from_file
 from mmengine.utils import is_abs
 
+from ..cli import DETECTION, SEGMENTATION
 from .coco_annotations import (
     CocoSplit,
     ListedImage,
@@ -48,6 +50,7 @@ def check_data(
         BrokenProcessPool: a worker process was killed.
     """
     findings = Findings()
+    scope = cfg.get('default_scope')
     coco = _CocoData(findings)
     segmentation: list[dict] = []
     for split in splits:
@@ -59,23 +62,22 @@ def check_data(
                     'data sets that are not on a local disk: their files are not checked', place
                 )
                 continue
-            kind = _dataset_class(dataset.get('type'), cfg.get('default_scope'))
+            kind = _dataset_class(dataset.get('type'), scope)
             if kind is None:
                 findings.error(
-                    f'dataset.type={dataset.get("type")!r} is not known to '
-                    f'{cfg.get("default_scope")}: correct it, or import its module with '
-                    'custom_imports',
+                    f'dataset.type={dataset.get("type")!r} is not known to {scope}: correct it, or '
+                    'import its module with custom_imports',
                     place,
                 )
-            elif _is_segmentation(kind):
+            elif scope == SEGMENTATION and _is_segmentation(kind):
                 if dataset not in segmentation:
                     segmentation.append(dataset)
-            elif _reads_coco(kind):
+            elif scope == DETECTION and _reads_coco(kind):
                 coco.add(dataset, place, kind, evaluator)
             else:
                 findings.warning(
-                    f"{kind.__name__} reads other files than mmdet's CocoDataset and mmseg's "
-                    'BaseSegDataset: nothing of it is checked',
+                    f"{kind.__name__} reads other files than mmdet's CocoDataset or mmseg's "
+                    'BaseSegDataset do: nothing of it is checked',
                     place,
                 )
     coco.check(cfg.get('model') or {}, full, workers, progress)
@@ -154,11 +156,7 @@ class _CocoData:
         return key
 
     def check(self, model: dict, full: bool, workers: int, progress: bool) -> None:
-        images: dict[tuple, list[ListedImage]] = {}
-        for key, split in self.splits.items():
-            content = read_annotations(split.ann_file, self.findings)
-            if content is not None:
-                images[key] = check_annotations(content, split, self.findings, decode=full)
+        images = self._listed_images(decode=full)
         self._compare_ground_truths(images)
         self._compare_classes(model)
         chosen = {
@@ -173,6 +171,20 @@ class _CocoData:
         for split, listed in chosen.items():
             decoded = ((image, infos[(image.path, *_loading(split))]) for image in listed)
             check_listed_images(decoded, split, self.findings)
+
+    def _listed_images(self, decode: bool) -> dict[tuple, list[ListedImage]]:
+        """Check each annotation file and return its images."""
+        images = {}
+        # The collector would go through millions of new objects again and again, half of the time.
+        gc.disable()
+        try:
+            for key, split in self.splits.items():
+                content = read_annotations(split.ann_file, self.findings)
+                if content is not None:
+                    images[key] = check_annotations(content, split, self.findings, decode)
+        finally:
+            gc.enable()
+        return images
 
     def _compare_classes(self, model: dict) -> None:
         first, *others = dict.fromkeys(split.classes for split in self.splits.values()) or [()]
@@ -244,7 +256,7 @@ def _leaves(dataset: Any, place: str) -> Iterator[tuple[str, dict]]:
 def _dataset_class(kind: Any, scope: str) -> type | None:
     if not isinstance(kind, str):
         return kind
-    if scope == 'mmseg':
+    if scope == SEGMENTATION:
         from mmseg.registry import DATASETS
     else:
         from mmdet.registry import DATASETS

@@ -59,8 +59,7 @@ def crowd(data):
 
 
 def compressed(data):
-    pixels = np.zeros((HEIGHT, WIDTH), np.uint8, order='F')
-    pixels[10:34, 8:28] = 1
+    pixels = np.asfortranarray(np.tri(HEIGHT, WIDTH, dtype=np.uint8))
     counts = encode(pixels)['counts'].decode()
     data.first(segmentation=dict(size=[HEIGHT, WIDTH], counts=counts))
 
@@ -105,9 +104,15 @@ def model_cfg() -> Config:
     cfg = Config.fromfile(mala_mm.config_path('mask_rcnn_mavit_t_coco.py'))
     cfg.model.backbone.arch = TINY
     cfg.model.backbone.norm_cfg = dict(type='BN')
-    cfg.model.neck.in_channels = list(TINY['embed_dims'])
-    cfg.model.roi_head.bbox_head.fc_out_channels = 16
-    cfg.model.roi_head.mask_head.update(num_convs=1, conv_out_channels=16)
+    cfg.model.neck.update(in_channels=list(TINY['embed_dims']), out_channels=8)
+    cfg.model.rpn_head.update(in_channels=8, feat_channels=8)
+    heads = cfg.model.roi_head
+    for part in (heads.bbox_roi_extractor, heads.mask_roi_extractor):
+        part.out_channels = 8
+    heads.bbox_head.update(in_channels=8, fc_out_channels=8)
+    heads.mask_head.update(in_channels=8, num_convs=1, conv_out_channels=8)
+    cfg.model.train_cfg.rpn_proposal.update(nms_pre=50, max_per_img=20)
+    cfg.model.train_cfg.rcnn.sampler.num = 16
     return cfg.model
 
 
