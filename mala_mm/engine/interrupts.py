@@ -49,7 +49,7 @@ def interruptible() -> Iterator[None]:
             return  # the owner ends it
         signal.signal(signal.SIGINT, second)
         signal.signal(signal.SIGTERM, second)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's raises for workers that end now
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # PyTorch's raises for workers that end now
         raise Interrupted(signum)
 
     earlier = {

@@ -151,7 +151,8 @@ def test_disk_that_is_full_when_saving(tool, run, monkeypatch, capsys):
     assert ending.value.code == 2
     assert capsys.readouterr().err == (
         f'train.py: error: {Path.cwd()}/my run/iter_4.pth could not be written: '
-        'No space left on device. Earlier checkpoints are untouched: make room and continue with --resume\n'
+        'No space left on device. '
+        'Earlier checkpoints are untouched: make room and continue with --resume\n'
     )
     assert [path.name for path in Path('my run').glob('iter*')] == ['iter_2.pth']
     assert Path('my run', 'last_checkpoint').read_text() == f'{Path.cwd()}/my run/iter_2.pth'
