@@ -10,13 +10,34 @@ from mmengine.config import Config
 
 from .checkpoint import CheckpointError, read_checkpoint, wrapping_of
 
+STATE = {
+    'meta': dict,
+    'message_hub': dict,
+    'optimizer': dict,
+    'meta.epoch': int,
+    'meta.iter': int,
+    'resume_state': dict,  # these three of ResumableCheckpointHook
+    'resume_state.generators': list,
+    'resume_state.epoch_batches': int,
+}
+
 
 def require_training_state(checkpoint: dict[str, Any], filename: str) -> None:
-    """Raise CheckpointError if the checkpoint holds weights only."""
-    missing = [name for name in ('meta', 'message_hub', 'optimizer') if not checkpoint.get(name)]
-    if not missing:
-        meta = checkpoint['meta'] if isinstance(checkpoint['meta'], dict) else {}
-        missing = [f'meta.{name}' for name in ('epoch', 'iter') if name not in meta]
+    """Raise CheckpointError if the checkpoint holds weights only, or no proper training state."""
+    missing = []
+    for name, kind in STATE.items():
+        owner, _, entry = name.rpartition('.')
+        holder = checkpoint.get(owner) if owner else checkpoint
+        if holder is None or (name == 'resume_state' and name not in holder):
+            continue
+        value = holder.get(entry)
+        if value is None or (isinstance(value, dict) and not value):
+            missing.append(name)
+        elif not isinstance(value, kind):
+            raise CheckpointError(
+                f'checkpoint {filename} cannot be resumed, its {name} is {repr(value)[:40]}, '
+                f'expected a value of type {kind.__name__}'
+            )
     if missing:
         raise CheckpointError(
             f'checkpoint {filename} cannot be resumed, it has no {", ".join(missing)}: '
