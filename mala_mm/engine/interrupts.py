@@ -50,6 +50,10 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, second)
         signal.signal(signal.SIGTERM, second)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # PyTorch's raises for workers that end now
+        # again where it gets lost, as in callbacks of a fork or of the garbage collector
+        sys.unraisablehook = lambda _: None
+        signal.signal(signal.SIGALRM, lambda *_: interrupt(signum, None))
+        signal.setitimer(signal.ITIMER_REAL, 1)
         raise Interrupted(signum)
 
     earlier = {
@@ -58,6 +62,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         interruption = interruption_behind(error)
         if interruption is None:
             raise

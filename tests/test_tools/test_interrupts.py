@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,26 @@ RUNS = itertools.count()
 
 @HOOKS.register_module()
 class SignalHook(Hook):
-    """Send `signum` to this process at the end of iteration `at`."""
+    """Send `signum` to this process at the end of iteration `at`.
 
-    def __init__(self, signum: int, at: int) -> None:
+    Whatever that raises gets lost if `swallowed`.
+    """
+
+    def __init__(self, signum: int, at: int, swallowed: bool = False) -> None:
         self.signum, self.at = signum, at
+        self.lost = BaseException if swallowed else ()
 
     def after_train_iter(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         if runner.iter + 1 == self.at:
-            os.kill(os.getpid(), self.signum)
+            with suppress(self.lost):
+                os.kill(os.getpid(), self.signum)
 
 
 @pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    """An interrupted program leaves the default ones, since it ends."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+def _handlers(monkeypatch) -> Iterator[None]:
+    """An interrupted program leaves others, since it ends."""
+    monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
     handlers = {signum: signal.getsignal(signum) for signum in signals}
     yield
     for signum, handler in handlers.items():
@@ -93,6 +100,13 @@ def test_where_mmengine_raises_something_else_instead(run, monkeypatch):
     code, told = run(COMMAND)
     assert code == 130
     assert told.startswith('train.py: interrupted')
+
+
+def test_where_it_gets_lost_it_comes_again(run):
+    at_1 = dict(type='SignalHook', signum=signal.SIGTERM, at=1, swallowed=True)
+    code, told = run(COMMAND, at_1, iterations=10**9)
+    assert code == 143
+    assert told.startswith('train.py: interrupted after iteration ')
 
 
 def test_before_the_first_checkpoint(run):
