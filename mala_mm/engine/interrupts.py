@@ -60,9 +60,11 @@ def interruptible() -> Iterator[None]:
         signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         interruption = interruption_behind(error)
         if interruption is None:
             raise
