@@ -5,6 +5,7 @@ import argparse
 import mala_mm  # noqa: F401  prepares current PyTorch for mmengine, mmdet and mmseg
 from mala_mm import cli
 from mala_mm.checkpoint import CheckpointError
+from mala_mm.engine.interrupts import interruptible
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@interruptible()
 def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
