@@ -31,5 +31,5 @@ setup(
         'ftfy',
         'regex',
     ],
-    extras_require={'dev': ['pytest>=8', 'ruff==0.17.6', 'pre-commit', 'wheel']},
+    extras_require={'dev': ['pytest>=8', 'hypothesis', 'ruff==0.17.6', 'pre-commit', 'wheel']},
 )

@@ -6,16 +6,27 @@ warnings, which `run` logs once the runner has opened the log file.
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config, ConfigDict, DictAction
 from mmengine.device import get_device
 
-from .checkpoint import is_pretrained, read_checkpoint, weights_of
-from .resume import check_training_checkpoint, newest_training_checkpoint
+from .checkpoint import CheckpointError, is_pretrained, read_checkpoint, weights_of
+from .resume import (
+    check_training_checkpoint,
+    how_to_continue,
+    last_saved,
+    newest_training_checkpoint,
+)
 
 DETECTION, SEGMENTATION = 'mmdet', 'mmseg'
+RANK_AND_SIZE = dict(  # environment variables that a launcher sets
+    pytorch=('RANK', 'WORLD_SIZE'),
+    slurm=('SLURM_PROCID', 'SLURM_NTASKS'),
+    mpi=('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+)
 
 
 class UsageError(ValueError):
@@ -25,6 +36,18 @@ class UsageError(ValueError):
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that training and testing share."""
     parser.add_argument('--work-dir', help='directory of logs and checkpoints [./work_dirs/CONFIG]')
+    add_cfg_options(parser)
+    parser.add_argument(
+        '--no-check', action='store_true', help='skip the checks of the data and the environment'
+    )
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    parser.add_argument(
+        '--local-rank', '--local_rank', type=int, default=0, help='set by the launcher'
+    )
+
+
+def add_cfg_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option that changes the config."""
     parser.add_argument(
         '--cfg-options',
         nargs='+',
@@ -33,10 +56,6 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='KEY=VALUE',
         help='settings to change in the config, such as train_dataloader.batch_size=4 '
         'train_dataloader.dataset.pipeline.2.scale="(800,480)"',
-    )
-    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
-    parser.add_argument(
-        '--local-rank', '--local_rank', type=int, default=0, help='set by the launcher'
     )
 
 
@@ -137,10 +156,14 @@ def set_out(cfg: Config, out: str) -> None:
     if cfg.default_scope == DETECTION:
         if not is_pickle:
             raise UsageError(f'--out {out}: detection writes one file, expected NAME.pkl')
+        if os.path.isdir(out):
+            raise UsageError(f'--out {out} is a folder, expected a file')
+        require_writable_folder('--out', os.path.dirname(os.path.abspath(out)))
         cfg.test_evaluator = [*metrics, dict(type='DumpDetResults', out_file_path=out)]
         return
     if is_pickle or Path(out).is_file():
         raise UsageError(f'--out {out}: segmentation writes a PNG per image, expected a directory')
+    require_writable_folder('--out', out)
     iou_metrics = [metric for metric in metrics if _type_name(metric) == 'IoUMetric']
     if not iou_metrics:
         raise UsageError('--out needs IoUMetric in the test_evaluator of a segmentation config')
@@ -159,6 +182,8 @@ def set_show(cfg: Config, show: bool, show_dir: str | None, wait_time: float) ->
             '--show and --show-dir need a default_hooks.visualization in the config '
             '(DetVisualizationHook or SegVisualizationHook)'
         )
+    if show_dir:
+        require_writable_folder('--show-dir', show_dir)
     hook.update(draw=True, show=show, wait_time=wait_time)
     if cfg.default_scope == DETECTION:
         # mmdet would put a relative path below work_dir/TIMESTAMP.
@@ -193,6 +218,44 @@ def set_tta(cfg: Config) -> None:
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
+def check(cfg: Config, command: str, with_data: bool = True) -> list[str]:
+    """Check what `command`, 'train' or 'test', is about to use; return the warnings.
+
+    Every process of a distributed run checks, the first one reports.
+
+    Raises:
+        UsageError: with all errors that were found, each in a line with its places below it.
+    """
+    from .checks.config import check_config
+    from .checks.data import check_data
+    from .checks.environment import check_environment
+
+    rank, world_size = (
+        int(os.environ.get(name, default))
+        for name, default in zip(RANK_AND_SIZE.get(cfg.launcher, ('', '')), '01', strict=True)
+    )
+    findings = check_config(cfg, command, world_size)
+    if with_data:
+        told = [text for error in findings.errors for text in (error.message, *error.places)]
+        splits = [
+            split
+            for split in (('train', 'val') if command == 'train' else ('test',))
+            # what is wrong with the setting would be found once more in the data
+            if not any(f'{split}_dataloader' in text for text in told)
+        ]
+        findings.extend(check_data(cfg, full=False, splits=splits))
+        findings.extend(check_environment(brief=True))
+    if findings.errors and rank > 0:
+        raise SystemExit(2)
+    warnings = [str(warning).removeprefix('warning: ') for warning in findings.warnings]
+    if findings.errors:
+        for warning in findings.warnings:
+            print(warning, file=sys.stderr)
+        errors = '\n'.join(map(str, findings.errors))
+        raise UsageError(errors.removeprefix('error: '))
+    return warnings
+
+
 def add_empty_detections_hook(cfg: Config) -> None:
     """Let a detection run report 0.0 where mmdet reports nothing (see EmptyDetectionsHook)."""
     hook = dict(type='mala_mm.EmptyDetectionsHook')
@@ -202,16 +265,64 @@ def add_empty_detections_hook(cfg: Config) -> None:
 
 
 def run(cfg: Config, command: str, warnings: list[str]) -> None:
-    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'."""
-    from .engine import Runner
+    """Build the runner of `cfg`, log the warnings and run `command`, 'train' or 'test'.
 
-    runner = Runner.from_cfg(cfg)
+    Raises:
+        UsageError: the work_dir cannot be written to, the runner cannot be built, or the disk is
+            full.
+        Interrupted: with the command that continues a training.
+    """
+    from .engine.interrupts import interruption_behind
+    from .engine.whole_file import FULL_DISK
+
+    require_writable_folder('--work-dir', cfg.work_dir)
+    saved_before = last_saved(cfg.work_dir)
+    runner = _build_runner(cfg)
     if command == 'test':
         # mmseg's drawing hook asks for runner.iter, which would build the training data.
         runner._train_loop = None
     for warning in warnings:
         runner.logger.warning(warning)
-    getattr(runner, command)()
+    try:
+        getattr(runner, command)()
+    except BaseException as error:
+        ending = how_to_continue(cfg, saved_before) if command == 'train' else ''
+        if interruption := interruption_behind(error):
+            if command == 'train':
+                interruption.message = f'interrupted after iteration {runner.iter}, {ending}'
+            raise interruption from None
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            place = error.filename or f'{cfg.work_dir} or the folder of temporary files'
+            raise UsageError(f'{error.strerror}: {place}; make room. {ending}') from error
+        raise
+
+
+def require_writable_folder(option: str, folder: str) -> None:
+    """Raise UsageError where `folder` could not be made or written to."""
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        raise UsageError(f'{option} {folder}: {path} is no folder, name another one or remove it')
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f'{option} {folder}: no permission to write to {path}, name another one')
+
+
+def _build_runner(cfg: Config) -> Any:
+    from .engine import Runner
+
+    try:
+        return Runner.from_cfg(cfg)
+    except CheckpointError:
+        raise
+    except (AssertionError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
+        if os.environ.get('MALA_MM_TRACEBACK'):
+            raise
+        reason = ' '.join(str(error.args[0] if len(error.args) == 1 else error).split())
+        raise UsageError(
+            f'the runner cannot be built from this config: {type(error).__name__}: '
+            f'{reason[:180]}; with MALA_MM_TRACEBACK=1 set, the traceback is shown'
+        ) from None
 
 
 def _key_value(text: str) -> str:

@@ -10,6 +10,8 @@ Each gap is closed only where the package in question is installed:
   another one, and two URLs that end alike would share one download.
 * ``_base_ = 'mala_mm::NAME.py'`` in configs: mmengine resolves this form for its own projects
   only.
+* An inferencer builds its transforms in the scope of the model that was made last, mmdet's or
+  mmseg's: the test pipelines of a config that is read name their own.
 * mmengine imports ``pkg_resources`` anew for every ``_base_`` out of a wheel: its deprecation
   warning, which a user can do nothing about, is silenced.
 """
@@ -36,6 +38,7 @@ def apply() -> None:
         allow_mmengine_checkpoints()
         _load_urls_safely()
         _resolve_mala_mm_bases()
+        _scope_test_pipelines()
         warnings.filterwarnings('ignore', 'pkg_resources is deprecated', UserWarning)
 
 
@@ -80,3 +83,24 @@ def _resolve_mala_mm_bases() -> None:
         return resolve(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(resolve_with_mala_mm)
+
+
+def _scope_test_pipelines() -> None:
+    from mmengine.config import Config
+
+    read = Config.fromfile
+    if read.__module__ == __name__:
+        return
+
+    def read_and_scope(*args: Any, **kwargs: Any) -> Config:
+        cfg = read(*args, **kwargs)
+        dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+        while 'dataset' in dataset:  # a wrapper
+            dataset = dataset['dataset']
+        for pipeline in (cfg.get('test_pipeline'), dataset.get('pipeline')):
+            for transform in pipeline or ():
+                if cfg.get('default_scope') and isinstance(transform, dict):
+                    transform.setdefault('_scope_', cfg.default_scope)
+        return cfg
+
+    Config.fromfile = staticmethod(read_and_scope)

@@ -46,11 +46,56 @@ def test_copy_of_a_work_dir_keeps_to_itself(tmp_path):
     assert warning.endswith(f'takes {own}, written last; last_checkpoint names {original}.')
 
 
-@pytest.mark.parametrize('meta', ['text', dict(iter=1), dict(epoch=1)])
+@pytest.mark.parametrize('meta', [dict(iter=1), dict(epoch=1)])
 def test_meta_without_a_position(tmp_path, meta):
     path = save(tmp_path / 'epoch_1.pth', age=0, meta=meta)
     with pytest.raises(CheckpointError, match=r'cannot be resumed, it has no meta\.(epoch|iter)'):
         check_training_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'told'),
+    [
+        (dict(meta='text'), "meta is 'text', expected a value of type dict"),
+        (dict(meta=dict(epoch=0, iter='7')), "meta.iter is '7', expected a value of type int"),
+        (dict(message_hub=[1]), 'message_hub is [1], expected a value of type dict'),
+        (dict(optimizer='x' * 99), f"optimizer is '{'x' * 39}, expected a value of type dict"),
+        (dict(resume_state=3), 'resume_state is 3, expected a value of type dict'),
+        (
+            dict(resume_state=dict(generators={1: 2}, epoch_batches=0)),
+            'resume_state.generators is {1: 2}, expected a value of type list',
+        ),
+    ],
+)
+def test_state_of_another_type(tmp_path, changes, told):
+    path = save(tmp_path / 'epoch_1.pth', age=0, **changes)
+    with pytest.raises(CheckpointError) as error:
+        check_training_checkpoint(path)
+    assert str(error.value) == f'checkpoint {path} cannot be resumed, its {told}'
+
+
+def test_resume_state_without_entries(tmp_path):
+    path = save(tmp_path / 'epoch_1.pth', age=0, resume_state=dict(epoch_batches=0))
+    with pytest.raises(CheckpointError, match=r'it has no resume_state\.generators: start from'):
+        check_training_checkpoint(path)
+
+
+def test_last_checkpoint_that_cannot_be_read(tmp_path, monkeypatch):
+    save(tmp_path / 'epoch_1.pth', age=0)
+    (tmp_path / 'last_checkpoint').write_text('x')
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, 'Permission denied')
+
+    monkeypatch.setattr(Path, 'read_text', refuse)  # root may read everything
+    with pytest.raises(CheckpointError, match=r'last_checkpoint cannot be read: Permission denied'):
+        newest_training_checkpoint(str(tmp_path))
+
+
+def test_last_checkpoint_of_other_bytes(tmp_path):
+    newest = save(tmp_path / 'epoch_1.pth', age=0)
+    (tmp_path / 'last_checkpoint').write_bytes(b'\xff\xfe\0\x80')
+    assert newest_training_checkpoint(str(tmp_path))[0] == newest
 
 
 def test_folder_that_last_checkpoint_names(tmp_path):

@@ -5,6 +5,7 @@ import argparse
 import mala_mm  # noqa: F401  prepares current PyTorch for mmengine, mmdet and mmseg
 from mala_mm import cli
 from mala_mm.checkpoint import CheckpointError
+from mala_mm.engine.interrupts import interruptible
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@interruptible()
 def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
@@ -40,8 +42,9 @@ def main() -> None:
             cli.set_show(cfg, args.show, args.show_dir, args.wait_time)
         if args.tta:
             cli.set_tta(cfg)
+        warnings = cli.check(cfg, 'test', with_data=not args.no_check)
         cli.add_empty_detections_hook(cfg)
-        cli.run(cfg, 'test', [])
+        cli.run(cfg, 'test', warnings)
     except (cli.UsageError, CheckpointError) as error:
         parser.exit(2, f'{parser.prog}: error: {error}\n')
 

@@ -5,6 +5,7 @@ import argparse
 import mala_mm  # noqa: F401  prepares current PyTorch for mmengine, mmdet and mmseg
 from mala_mm import cli
 from mala_mm.checkpoint import CheckpointError
+from mala_mm.engine.interrupts import interruptible
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@interruptible()
 def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
@@ -43,6 +45,7 @@ def main() -> None:
             warnings += cli.set_amp(cfg)
         if args.auto_scale_lr:
             cli.set_auto_scale_lr(cfg)
+        warnings += cli.check(cfg, 'train', with_data=not args.no_check)
         cli.add_empty_detections_hook(cfg)
         cli.run(cfg, 'train', warnings)
     except (cli.UsageError, CheckpointError) as error:

@@ -10,6 +10,7 @@ from mmengine.fileio import LocalBackend, register_backend
 from mala_mm.checkpoint import CheckpointError
 
 PARTIAL = '.partial'
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 @register_backend('mala_mm.WholeFileBackend')
@@ -38,7 +39,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        remedy = 'make room' if error.errno in (errno.ENOSPC, errno.EDQUOT) else 'mend that'
+        remedy = 'make room' if error.errno in FULL_DISK else 'mend that'
         raise CheckpointError(
             f'{path} could not be written: {error.strerror}. Earlier checkpoints are untouched: '
             f'{remedy} and continue with --resume'

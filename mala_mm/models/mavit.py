@@ -1,8 +1,10 @@
 """The MAViT backbone."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 import torch
 from mmengine.model import BaseModule, ModuleList
@@ -136,14 +138,14 @@ class MAViT(BaseModule):
             ]
         super().__init__(init_cfg)
         arch = self._parse_arch(arch)
-        out_indices = tuple(out_indices)
-        if not out_indices or list(out_indices) != sorted(
-            set(out_indices) & set(range(NUM_STAGES))
+        if not _is_sequence(out_indices, lambda i: _is_whole(i) and i < NUM_STAGES) or (
+            not out_indices or list(out_indices) != sorted(set(out_indices))
         ):
             raise ValueError(
                 f'out_indices must be increasing stage numbers out of 0..{NUM_STAGES - 1}, '
-                f'got {out_indices}'
+                f'got {out_indices!r}'
             )
+        out_indices = tuple(out_indices)
         num_built = out_indices[-1] + 1
         if frozen_stages not in range(-1, num_built + 1):
             raise ValueError(
@@ -152,8 +154,8 @@ class MAViT(BaseModule):
             )
         if drop_path_rate is None:
             drop_path_rate = arch['drop_path_rate']
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate}')
+        if not _is_number(drop_path_rate) or not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate must lie in [0, 1), got {drop_path_rate!r}')
         if attn_backend not in BACKENDS:
             raise ValueError(
                 f'attn_backend must be one of {", ".join(BACKENDS)}, got {attn_backend!r}'
@@ -208,9 +210,15 @@ class MAViT(BaseModule):
                 f'an arch dict has the keys {", ".join(sorted(keys))}; '
                 f'missing: {sorted(keys - set(arch))}, unknown: {sorted(set(arch) - keys)}'
             )
-        for key in keys - {'drop_path_rate'}:
-            if len(arch[key]) != NUM_STAGES:
-                raise ValueError(f'arch[{key!r}] must have {NUM_STAGES} values, got {arch[key]}')
+        expected = dict.fromkeys(
+            ('embed_dims', 'depths', 'num_heads'),
+            ('whole numbers from 1', lambda value: _is_whole(value) and value >= 1),
+        )
+        expected['mlp_ratios'] = ('positive numbers', lambda value: _is_number(value) and value > 0)
+        expected['layer_scale_init'] = ('numbers', _is_number)
+        for key, (kind, is_valid) in expected.items():
+            if not _is_sequence(arch[key], is_valid) or len(arch[key]) != NUM_STAGES:
+                raise ValueError(f'arch[{key!r}] must be {NUM_STAGES} {kind}, got {arch[key]!r}')
         for channels, num_heads in zip(arch['embed_dims'], arch['num_heads'], strict=True):
             if channels % (4 * num_heads):
                 raise ValueError(
@@ -279,3 +287,16 @@ class MAViT(BaseModule):
             if stage.downsample is not None:
                 x = stage.downsample(x)
         return tuple(outs)
+
+
+def _is_sequence(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    is_plain = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_plain and all(map(is_valid, value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

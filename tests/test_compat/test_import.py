@@ -82,9 +82,9 @@ def test_importing_again_changes_nothing():
     code = """
         import importlib, mala_mm, mala_mm.models, mala_mm.compat
         from mmengine.config import Config
-        before = Config._get_cfg_path
+        before = Config._get_cfg_path, Config.fromfile
         importlib.reload(mala_mm)
-        print(Config._get_cfg_path is before)
+        print((Config._get_cfg_path, Config.fromfile) == before)
     """
     assert run(code) == 'True'
 

@@ -15,7 +15,7 @@ CFG = dict(model=dict(test_cfg=dict(rcnn=dict(score_thr=0.05))))
 def runner(*metrics: dict, cfg: dict = CFG) -> SimpleNamespace:
     from mmdet.registry import METRICS
 
-    evaluator = Evaluator([METRICS.build(metric) for metric in metrics])
+    evaluator = Evaluator([METRICS.build(dict(metric, _scope_='mmdet')) for metric in metrics])
     logger = logging.getLogger('test_empty_detections_hook')
     return SimpleNamespace(
         val_evaluator=evaluator, test_evaluator=evaluator, logger=logger, cfg=cfg

@@ -261,7 +261,7 @@ def test_pointwise_conv_is_a_1x1_convolution():
         (dict(arch=dict(TINY, width=3)), r"unknown: \['width'\]"),
         (
             dict(arch=dict(TINY, depths=(1, 1))),
-            r"arch\['depths'\] must have 4 values, got \(1, 1\)",
+            r"arch\['depths'\] must be 4 whole numbers from 1, got \(1, 1\)",
         ),
         (
             dict(arch=dict(TINY, num_heads=(3, 2, 2, 4))),
@@ -271,11 +271,26 @@ def test_pointwise_conv_is_a_1x1_convolution():
         (dict(out_indices=(1, 0)), r'got \(1, 0\)'),
         (dict(out_indices=(1, 1)), r'got \(1, 1\)'),
         (dict(out_indices=()), r'got \(\)'),
+        (dict(out_indices=3), r'0..3, got 3'),
+        (dict(out_indices=(True,)), r'got \(True,\)'),
+        (dict(out_indices='0'), "got '0'"),
         (dict(frozen_stages=5), 'frozen_stages must be .* got 5'),
         (dict(frozen_stages=-2), 'frozen_stages must be .* got -2'),
         (dict(frozen_stages=3, out_indices=(0, 1)), r'the 2 that out_indices=\(0, 1\) builds'),
         (dict(drop_path_rate=1.0), r'drop_path_rate must lie in \[0, 1\), got 1.0'),
         (dict(drop_path_rate=-0.1), 'got -0.1'),
+        (dict(drop_path_rate='0.1'), "got '0.1'"),
+        (dict(arch=dict(TINY, drop_path_rate=None)), r'drop_path_rate must .* got None'),
+        (
+            dict(arch=dict(TINY, num_heads=(1, 0, 2, 4))),
+            r"'num_heads'.* got \(1, 0, 2, 4\)",
+        ),
+        (dict(arch=dict(TINY, depths=(1, 1, -1, 1))), r"'depths'.* from 1, got \(1, 1, -1, 1\)"),
+        (dict(arch=dict(TINY, depths=(1, True, 1, 1))), "'depths'"),
+        (dict(arch=dict(TINY, depths=4)), "'depths'.* got 4"),
+        (dict(arch=dict(TINY, embed_dims=(8, 16, 16.0, 32))), "'embed_dims'"),
+        (dict(arch=dict(TINY, mlp_ratios=(2, 2, 2, 0))), r"'mlp_ratios'.* positive"),
+        (dict(arch=dict(TINY, layer_scale_init=(1, 1, 1, float('nan')))), "'layer_scale_init'"),
     ],
 )
 def test_bad_arguments(kwargs, message):

@@ -12,6 +12,7 @@ from mala_mm import cli
 from mala_mm.checkpoint import CheckpointError
 
 PACK = dict(type='PackDetInputs', meta_keys=('img_id', 'ori_shape'))
+IOU = dict(type='IoUMetric')
 
 
 def load(path: Path, text: str, **given: object) -> Config:
@@ -278,6 +279,44 @@ class TestOut:
     def test_segmentation_without_iou_metric_is_an_error(self):
         with pytest.raises(cli.UsageError, match='IoUMetric'):
             cli.set_out(segmentor(test_evaluator=dict(type='Other')), 'preds')
+
+
+class TestWritableFolder:
+    @pytest.mark.parametrize(
+        ('use', 'option'),
+        [
+            (lambda path: cli.run(Config(dict(work_dir=path)), 'train', []), '--work-dir'),
+            (lambda path: cli.set_show(detector(), False, path, 2.0), '--show-dir'),
+            (lambda path: cli.set_show(segmentor(), False, path, 2.0), '--show-dir'),
+            (lambda path: cli.set_out(detector(), f'{path}/preds.pkl'), '--out'),
+            (lambda path: cli.set_out(segmentor(test_evaluator=IOU), f'{path}/preds'), '--out'),
+        ],
+    )
+    def test_file_and_folder_without_permission(self, tmp_path, monkeypatch, use, option):
+        file = tmp_path / 'file'
+        file.touch()
+        with pytest.raises(cli.UsageError) as error:
+            use(str(file))
+        assert str(error.value).startswith(f'{option} {file}')
+        assert str(error.value).endswith(f'{file} is no folder, name another one or remove it')
+        monkeypatch.setattr(os, 'access', lambda path, mode: str(path) != str(tmp_path))
+        with pytest.raises(cli.UsageError, match=f'no permission to write to {tmp_path}, name an'):
+            use(str(tmp_path / 'new' / 'folder'))
+        assert [path.name for path in tmp_path.iterdir()] == ['file']
+
+    def test_link_to_a_disk_that_is_not_mounted(self, tmp_path):
+        (tmp_path / 'work').symlink_to(tmp_path / 'disk')
+        with pytest.raises(cli.UsageError, match=r'--work-dir .*/work is no folder'):
+            cli.require_writable_folder('--work-dir', str(tmp_path / 'work'))
+
+    def test_predictions_into_a_folder(self, tmp_path):
+        (tmp_path / 'preds.pkl').mkdir()
+        with pytest.raises(cli.UsageError, match=r'preds\.pkl is a folder, expected a file'):
+            cli.set_out(detector(), str(tmp_path / 'preds.pkl'))
+
+    def test_new_folders_are_fine(self, tmp_path):
+        cli.require_writable_folder('--work-dir', str(tmp_path / 'a' / 'b'))
+        assert not list(tmp_path.iterdir())
 
 
 class TestShow:

@@ -143,7 +143,7 @@ def test_fine_tuning_keeps_the_initial_values_of_class_layers(
 def test_weights_alone_are_not_resumed(tiny_semfpn, tmp_path, refused):
     torch.save(dict(state_dict=weights_for(tiny_semfpn), meta=dict(iter=4)), tmp_path / 'w.pth')
     assert refused('train', tiny_semfpn, '--resume', 'w.pth').startswith(
-        'cannot be resumed, it has no message_hub, optimizer: start from its weights with '
+        'cannot be resumed, it has no message_hub, optimizer, meta.epoch: start from its '
     )
 
 
