@@ -1,4 +1,4 @@
-"""MALA in plain PyTorch: the definition, and the path for CPUs, export and FLOPs counting."""
+"""MALA in plain PyTorch: the definition, and the path for tracing, export and `torch.func`."""
 
 import torch
 from torch import Tensor

@@ -149,6 +149,36 @@ def test_checkpointing_changes_no_gradient():
         torch.testing.assert_close(gradients[1][name], gradient, rtol=0, atol=0, msg=name)
 
 
+def activation_bytes(model: MAViT, image: torch.Tensor) -> int:
+    """What a forward keeps for the backward, parameters aside."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage  # holding it keeps the address taken
+        return tensor
+
+    def keep_input(block, args):
+        keep(args[0])
+
+    for stage in model.layers:
+        for block in stage.blocks:  # checkpointing keeps their inputs without a hook
+            block.register_forward_pre_hook(keep_input)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(image)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def test_checkpointing_halves_the_activations():
+    image = torch.randn(1, 3, 96, 128)
+    plain, checkpointed = (
+        activation_bytes(MAViT('t', with_cp=with_cp).train(), image) for with_cp in (False, True)
+    )
+    assert checkpointed < plain / 2
+
+
 def test_initialisation():
     torch.manual_seed(0)
     model = MAViT('b')
@@ -250,6 +280,19 @@ def test_pointwise_conv_is_a_1x1_convolution():
     x = torch.randn(2, 5, 7, 6)
     expected = torch.einsum('bhwc,oc->bhwo', x, conv.weight[:, :, 0, 0]) + conv.bias
     torch.testing.assert_close(conv(x), expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+def test_small_layer_scale_leaves_the_branch_its_gradient(dtype):
+    conv = PointwiseConv(2, 2).to(dtype)
+    nn.init.constant_(conv.weight, 2.0**-6)
+    nn.init.constant_(conv.bias, 0.5)
+    x = torch.ones(1, 1, 1, 2, dtype=dtype, requires_grad=True)
+    scale = torch.full((2,), 2.0**-20, dtype=dtype)
+    out = conv(x, scale)
+    out.backward(torch.full_like(out, 2.0**12))  # as a scaled loss gives it
+    assert out[0, 0, 0, 0].item() == pytest.approx(0.53125 * 2.0**-20, rel=2**-3)
+    assert x.grad[0, 0, 0, 0].item() == pytest.approx(2.0**-13, rel=2**-7)
 
 
 @pytest.mark.parametrize(
