@@ -94,11 +94,13 @@ def _scope_test_pipelines() -> None:
 
     def read_and_scope(*args: Any, **kwargs: Any) -> Config:
         cfg = read(*args, **kwargs)
-        dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
-        while 'dataset' in dataset:  # a wrapper
-            dataset = dataset['dataset']
-        for pipeline in (cfg.get('test_pipeline'), dataset.get('pipeline')):
-            for transform in pipeline or ():
+        pipelines = [cfg.get('test_pipeline')]
+        owner = cfg.get('test_dataloader')  # other projects have a list of them
+        while isinstance(owner, dict):  # the loader, then wrappers, then the data set
+            pipelines.append(owner.get('pipeline'))
+            owner = owner.get('dataset')
+        for pipeline in pipelines:
+            for transform in pipeline if isinstance(pipeline, list | tuple) else ():
                 if cfg.get('default_scope') and isinstance(transform, dict):
                     transform.setdefault('_scope_', cfg.default_scope)
         return cfg

@@ -242,14 +242,16 @@ class _Checker:
             if entry['id'] in seen:
                 self.error('annotation ids that occur twice: number them anew', annotation)
             seen.add(entry['id'])
-            if self.split.evaluates:
-                self._check_for_evaluation(entry, annotation)
             image = self.images.get(image_id)
             if image is None:
                 self._report_unknown_image(image_id, annotation)
                 continue
             if category_id in labelled:
                 self.images_with_object.add(image_id)
+                if self.split.evaluates:
+                    self._check_for_evaluation(entry, annotation)
+                if self.split.masks:
+                    self._check_mask(entry.get('segmentation'), image, annotation)
             elif category_id in self.categories:
                 unlabelled[self.categories[category_id]] += 1
             else:
@@ -258,8 +260,6 @@ class _Checker:
                     'categories or correct category_id',
                     f'{annotation}: category_id {reprlib.repr(category_id)}',
                 )
-            if self.split.masks:
-                self._check_mask(entry.get('segmentation'), image, annotation)
             if _is_beyond(bbox, image):
                 beyond.append(_box_place(entry, image))
             if _is_outside(bbox, image):

@@ -144,7 +144,8 @@ def _check_demands(
     findings: Findings, name: str, demands: list[tuple[Distribution, 'Requirement']]
 ) -> None:
     if name == 'python':
-        found, version = 'Python', platform.python_version()
+        # not platform's, which ends in + for a build between two releases
+        found, version = 'Python', '.'.join(map(str, sys.version_info[:3]))
     else:
         builds = _installed_builds(name)
         found, version = (builds[0].name, builds[0].version) if builds else (name, None)

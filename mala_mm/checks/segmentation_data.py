@@ -104,6 +104,8 @@ def _head_configs(model: dict) -> Iterator[tuple[str, dict]]:
     for name in ('decode_head', 'auxiliary_head'):
         heads = model.get(name) or []
         for i, head in enumerate([heads] if isinstance(heads, dict) else heads):
+            if 'boundary_threshold' in head or str(head.get('type')).endswith('STDCHead'):
+                continue  # learns edges, not classes
             yield (name if isinstance(heads, dict) else f'{name}.{i}'), head
 
 
@@ -202,6 +204,7 @@ def _check_left_over(
 
 def _files(folder: str, endings: tuple[str, ...]) -> list[str]:
     names = list_dir_or_file(folder, list_dir=False, recursive=True)
+    endings = tuple(ending.lower() for ending in endings)
     return sorted(
         os.path.normpath(os.path.join(folder, n)) for n in names if n.lower().endswith(endings)
     )

@@ -72,8 +72,9 @@ class MAViT(BaseModule):
         with_cp (bool): Recompute each block in the backward pass to save memory. Defaults to
             False.
         attn_backend (str): Implementation of the linear attention: 'triton', the fused kernel, or
-            an error where it cannot run; 'torch', plain PyTorch; 'auto', the kernel on CUDA
-            devices where Triton works. Defaults to 'auto'.
+            an error where it cannot run; 'torch', the definition in plain PyTorch; 'auto', the
+            kernel on CUDA devices where Triton works, its passes in PyTorch on the CPU. Defaults
+            to 'auto'.
         init_cfg (dict | list[dict] | str, optional): ``dict(type='Pretrained', checkpoint=...)``,
             or the path or URL alone, loads a published file as it is. Defaults to None, the
             published initialisation.

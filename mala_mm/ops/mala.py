@@ -142,7 +142,7 @@ def _takes_kernel(backend: str, q: Tensor, angle: Tensor | None) -> bool:
 
 
 def _takes_chunks(backend: str, q: Tensor, angle: Tensor | None) -> bool:
-    if backend != 'auto' or not q.is_cpu or is_traced():
+    if backend != 'auto' or not q.is_cpu or q.numel() == 0 or is_traced():
         return False
     return _derivative_obstacle(angle) is None
 

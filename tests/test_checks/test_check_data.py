@@ -115,6 +115,21 @@ def test_masks_are_checked_where_they_are_read(data):
     assert 'objects without a segmentation' in errors(data)[0]
 
 
+def test_objects_of_other_categories_need_neither_mask_nor_iscrowd(data):
+    data.dataset['metainfo'] = dict(classes=('kite',))
+    for head in data.heads.values():
+        head['num_classes'] = 1
+    for key in ('segmentation', 'iscrowd'):
+        del data.coco['annotations'][1][key]
+    assert errors(data) == []
+
+
+def test_a_detector_with_a_language_model_counts_tokens(data):
+    head = dict(type='GroundingDINOHead', num_classes=256)
+    grounding = dict(type='GroundingDINO', language_model={}, bbox_head=head)
+    assert errors(data, model=grounding) == []
+
+
 def test_orientation_as_the_pipeline_loads(data):
     exif = Image.Exif()
     exif[0x0112] = 6

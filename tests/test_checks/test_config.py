@@ -14,7 +14,7 @@ from mmengine.config import Config
 from synthetic import TINY
 
 import mala_mm
-from mala_mm.checks.config import check_config
+from mala_mm.checks.config import _misfit, check_config
 from mala_mm.checks.findings import MAX_MESSAGE, Finding
 
 CHANNELS = list(TINY['embed_dims'])
@@ -203,6 +203,10 @@ ACCEPTED = [
     ('semfpn', loaders(batch_size=1)),
     ('mask_rcnn', loaders(batch_size=1)),
     (
+        'retinanet',  # P7 has few values for its batch norm
+        {**loaders(batch_size=1), **model(neck__norm_cfg=dict(type='BN', requires_grad=True))},
+    ),
+    (
         'upernet',
         {
             **loaders(batch_size=1),
@@ -318,6 +322,15 @@ def test_synchronised_norms_of_two_processes_train_with_batch_1(bases):
     settings['model.decode_head.norm_cfg'] = dict(type='BN')
     (error,) = check(bases, 'upernet', settings, world_size=2)
     assert 'model.decode_head: batch norm' in error.message
+
+
+def test_a_part_that_takes_one_map_of_several():
+    neck = torch.nn.Module()
+    maps = [torch.zeros(1, channels, 2, 2) for channels in (8, 16, 32)]
+    neck.in_channels = 32
+    assert _misfit(neck, maps) == ''
+    neck.in_channels = 64
+    assert _misfit(neck, maps).startswith('in_channels=64 does not fit')
 
 
 def test_a_checkpoint_is_read(bases, tmp_path: Path):

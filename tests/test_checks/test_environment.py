@@ -331,3 +331,10 @@ def test_doctor_here(root):
     for step in machine.STEPS:
         assert f'{step:>24}  ' in done.stdout
     assert 'does not work' not in done.stdout
+
+
+def test_python_between_two_releases(tmp_path, monkeypatch):
+    write_packages(tmp_path, {**GOOD, 'torchvision': ('0.24.0', 'python>=3.10')})
+    monkeypatch.setattr(sys, 'path', [str(tmp_path)])
+    monkeypatch.setattr('platform.python_version', lambda: '3.12.3+')
+    assert str(check_environment(brief=True)) == ''

@@ -126,6 +126,12 @@ def rename_all(folder: Path) -> None:
         path.rename(path.with_suffix('.jpeg'))
 
 
+def capital_suffix(folder: Path) -> None:
+    for name in 'abc':
+        save(folder / 'masks' / f'{name}_labelTrainIds.png', LABELS)
+    remove('masks/a.png', 'masks/b.png')(folder)
+
+
 def unchanged(folder: Path) -> None:
     pass
 
@@ -205,6 +211,12 @@ ERRORS = [
 WARNINGS = [
     (remove('images/b.jpg'), {}, 'masks without an image', r'b\.png'),
     (
+        capital_suffix,
+        dict(seg_map_suffix='_labelTrainIds.png'),
+        'masks without an image',
+        r'c_labelTrainIds\.png',
+    ),
+    (
         lambda folder: save(folder / 'images' / 'c.JPG', PIXELS, format='JPEG'),
         {},
         'not used',
@@ -269,6 +281,14 @@ def test_warning(folder, break_it, settings, message, place):
 def test_accepted(folder, change, settings):
     change(folder)
     assert str(check(folder, **settings)) == ''
+
+
+def test_a_head_that_learns_edges_has_classes_of_its_own(folder):
+    edges = dict(type='STDCHead', num_classes=2, boundary_threshold=0.1)
+    heads = dict(decode_head=dict(num_classes=3), auxiliary_head=[edges])
+    dataset = dict(DATASET, metainfo=dict(classes=('road', 'sky', 'sea')), data_root=str(folder))
+    mask(filled(2))(folder)
+    assert str(check_segmentation_dataset(dataset, heads)) == ''
 
 
 def test_all_findings_at_once_by_worker_processes(folder):

@@ -121,3 +121,15 @@ def test_pipelines_name_their_scope(tmp_path):
 def test_config_without_a_scope_stays_as_it_is():
     Path('plain.py').write_text("test_pipeline = [dict(type='A')]\ntest_dataloader = None")
     assert Config.fromfile('plain.py').test_pipeline == [dict(type='A')]
+
+
+@pytest.mark.parametrize(
+    'loader',
+    ["[dict(dataset=dict(type='A'))]", "dict(dataset=[dict(type='A')])", "dict(dataset='A')"],
+)
+def test_other_projects_configs_can_be_read(loader):
+    Path('other.py').write_text(f"default_scope = 'mmagic'\ntest_dataloader = {loader}")
+    Path('same.py').write_text(f'test_dataloader = {loader}')
+    assert Config.fromfile('other.py').test_dataloader == (
+        Config.fromfile('same.py').test_dataloader
+    )

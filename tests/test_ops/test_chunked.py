@@ -103,11 +103,12 @@ def test_derivatives_that_only_the_definition_has():
     torch.testing.assert_close((tangent * dout).sum(), expected[1].sum())
 
 
-def test_no_heads_in_the_batch():
-    x = torch.zeros(0, 2, 6, 8, requires_grad=True)
+@pytest.mark.parametrize('shape', [(0, 2, 6, 8), (2, 0, 6, 8)])
+def test_no_heads_in_the_batch(shape):
+    x = torch.zeros(shape, requires_grad=True)
     out = mala_attention(x, x, x, (2, 3), rotary_angles(8))
     out.sum().backward()
-    assert out.shape == x.grad.shape == (0, 2, 6, 8)
+    assert out.shape == x.grad.shape == shape
 
 
 def test_autocast_changes_nothing():
