@@ -14,6 +14,8 @@ OTHER_CLASSES = ('backbone', 'neck', 'rpn_head', 'semantic_head')
 
 def check_num_classes(model: dict, classes: Sequence[str], findings: Findings) -> None:
     """Compare `num_classes` in every head of a detector with the number of classes."""
+    if isinstance(model, dict) and 'language_model' in model:  # there it is the length of a text
+        return
     for place, found in _num_classes(model, 'model'):
         if found != len(classes):
             findings.error(
