@@ -94,11 +94,12 @@ def _scope_test_pipelines() -> None:
 
     def read_and_scope(*args: Any, **kwargs: Any) -> Config:
         cfg = read(*args, **kwargs)
-        dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
-        while 'dataset' in dataset:  # a wrapper
+        dataset = cfg.get('test_dataloader')
+        while isinstance(dataset, dict) and 'dataset' in dataset:  # a loader or a wrapper
             dataset = dataset['dataset']
-        for pipeline in (cfg.get('test_pipeline'), dataset.get('pipeline')):
-            for transform in pipeline or ():
+        inner = dataset.get('pipeline') if isinstance(dataset, dict) else None
+        for pipeline in (cfg.get('test_pipeline'), inner):
+            for transform in pipeline if isinstance(pipeline, list | tuple) else ():
                 if cfg.get('default_scope') and isinstance(transform, dict):
                     transform.setdefault('_scope_', cfg.default_scope)
         return cfg
