@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def read_config(config: str, cfg_options: dict | None = None) -> Config:
             f"config {config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
             f'(segmentation), got {scope!r}'
         )
+    try:
+        import_module(f'{scope}.registry')
+    except Exception as error:  # later its types would merely be unknown
+        raise UsageError(
+            f'{scope} cannot be imported, {_reason(error)}: tools/doctor.py says what mends it'
+        ) from None
     _require_dicts(cfg, config)
     _set_pretrained(cfg.get('model') or {})
     return cfg

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,11 @@ class TestLoadConfig:
         with pytest.raises(cli.UsageError, match=message) as error:
             load(tmp_path / 'c.py', text)
         assert '\n' not in str(error.value)
+
+    def test_broken_package_is_one_line(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, 'mmdet.registry', None)
+        with pytest.raises(cli.UsageError, match='mmdet cannot be imported, .*: tools/doctor.py'):
+            load(tmp_path / 'c.py', "default_scope = 'mmdet'")
 
     @pytest.mark.parametrize('text', ['', "default_scope = 'mmpose'"])
     def test_other_scope_is_an_error(self, tmp_path, text):
