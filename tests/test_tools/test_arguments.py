@@ -150,7 +150,7 @@ class TestLoadConfig:
 
     def test_broken_package_is_one_line(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, 'mmdet.registry', None)
-        with pytest.raises(cli.UsageError, match='mmdet cannot be imported, .*: tools/doctor.py'):
+        with pytest.raises(cli.UsageError, match=r'mmdet cannot be imported, .*: tools/doctor\.py'):
             load(tmp_path / 'c.py', "default_scope = 'mmdet'")
 
     @pytest.mark.parametrize('text', ['', "default_scope = 'mmpose'"])
