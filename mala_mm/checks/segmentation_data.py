@@ -72,7 +72,8 @@ def check_segmentation_dataset(
         try:
             built = _build(registry, dict(dataset, pipeline=[]))
         except Exception as error:  # a data set's constructor raises whatever it meets
-            findings.error(f'{kind.__name__} cannot be set up: {error}')
+            reason = str(error) or 'a folder or file that it needs is missing'
+            findings.error(f'{kind.__name__} cannot be set up: {reason}')
             return findings
     heads = _heads(model)
     _check_num_classes(built, model, findings)
