@@ -7,6 +7,8 @@ warnings, which `run` logs once the runner has opened the log file.
 import argparse
 import os
 import sys
+import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,18 @@ RANK_AND_SIZE = dict(  # environment variables that a launcher sets
     pytorch=('RANK', 'WORLD_SIZE'),
     slurm=('SLURM_PROCID', 'SLURM_NTASKS'),
     mpi=('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+)
+
+
+PARTS = ('train', 'val', 'test')
+BUILD_ERRORS = (
+    *(AssertionError, AttributeError, ImportError, KeyError),
+    *(OSError, TypeError, ValueError),
+)
+DICTS = (  # what has to be a dict in a config, where it is there
+    *('model', 'model.backbone', 'model.roi_head', 'model.data_preprocessor', 'optim_wrapper'),
+    *('optim_wrapper.optimizer', 'default_hooks', 'default_hooks.visualization', 'visualizer'),
+    *(f'{part}_{name}' for part in PARTS for name in ('cfg', 'dataloader', 'dataloader.dataset')),
 )
 
 
@@ -69,18 +83,25 @@ def read_config(config: str, cfg_options: dict | None = None) -> Config:
     """
     try:
         cfg = Config.fromfile(config)
-    except (OSError, KeyError, ValueError, SyntaxError, ImportError) as error:
-        raise UsageError(f'config {config} cannot be read: {error}') from None
+    except Exception as error:  # a config is code
+        raise UsageError(f'config {config} cannot be read: {_reason(error)}') from None
     try:
         cfg.merge_from_dict(cfg_options or {})
-    except (KeyError, TypeError) as error:
-        raise UsageError(f'--cfg-options do not fit {config}: {error.args[0]}') from None
+    except Exception as error:  # mmengine raises what it meets
+        raise UsageError(f'--cfg-options do not fit {config}: {_reason(error)}') from None
     scope = cfg.get('default_scope')
     if scope not in (DETECTION, SEGMENTATION):
         raise UsageError(
             f"config {config}: expected default_scope 'mmdet' (detection) or 'mmseg' "
             f'(segmentation), got {scope!r}'
         )
+    try:
+        import_module(f'{scope}.registry')
+    except Exception as error:  # later its types would merely be unknown
+        raise UsageError(
+            f'{scope} cannot be imported, {_reason(error)}: tools/doctor.py says what mends it'
+        ) from None
+    _require_dicts(cfg, config)
     _set_pretrained(cfg.get('model') or {})
     return cfg
 
@@ -116,6 +137,8 @@ def set_resume(cfg: Config, resume: str) -> list[str]:
     `load_from` included).
     """
     warnings = []
+    if not resume:
+        raise UsageError("--resume got an empty name, expected a checkpoint or 'auto'")
     if resume == 'auto':
         resume, warnings = newest_training_checkpoint(cfg.work_dir)
         if resume is None:
@@ -150,7 +173,7 @@ def set_auto_scale_lr(cfg: Config) -> None:
 
 def set_out(cfg: Config, out: str) -> None:
     """Write the predictions: detection one pickle file, segmentation a directory of PNG files."""
-    evaluator = cfg.test_evaluator
+    evaluator = cfg.get('test_evaluator') or []
     metrics = list(evaluator) if isinstance(evaluator, (list, tuple)) else [evaluator]
     is_pickle = out.endswith(('.pkl', '.pickle'))
     if cfg.default_scope == DETECTION:
@@ -193,20 +216,25 @@ def set_show(cfg: Config, show: bool, show_dir: str | None, wait_time: float) ->
         raise UsageError('give --show or --show-dir: segmentation cannot do both in one run')
     hook.interval = 1
     if show_dir:
+        if not cfg.get('visualizer'):
+            raise UsageError('--show-dir needs a visualizer in a segmentation config')
         cfg.visualizer.save_dir = show_dir
 
 
 def set_tta(cfg: Config) -> None:
     """Wrap the model for test-time augmentation: the config's own, or flips for a box detector."""
-    dataset = cfg.test_dataloader.dataset
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     while 'dataset' in dataset:
         dataset = dataset.dataset
+    has_masks = cfg.model.get('mask_head') or (cfg.model.get('roi_head') or {}).get('mask_head')
+    if cfg.default_scope == DETECTION and has_masks:
+        raise UsageError(
+            '--tta: mmdet cannot merge the masks of augmented images; leave --tta out or test a '
+            'detector without masks, such as RetinaNet'
+        )
+    if not dataset.get('pipeline'):
+        raise UsageError('--tta needs one data set with a pipeline in test_dataloader')
     if cfg.default_scope == DETECTION:
-        if cfg.model.get('mask_head') or cfg.model.get('roi_head', {}).get('mask_head'):
-            raise UsageError(
-                '--tta: mmdet cannot merge the masks of augmented images; leave --tta out or test '
-                'a detector without masks, such as RetinaNet'
-            )
         if not cfg.get('tta_model'):
             nms = dict(type='nms', iou_threshold=0.5)
             cfg.tta_model = dict(type='DetTTAModel', tta_cfg=dict(nms=nms, max_per_img=100))
@@ -241,7 +269,7 @@ def check(cfg: Config, command: str, with_data: bool = True) -> list[str]:
             split
             for split in (('train', 'val') if command == 'train' else ('test',))
             # what is wrong with the setting would be found once more in the data
-            if not any(f'{split}_dataloader' in text for text in told)
+            if not any(f'{split}_{part}' in text for text in told for part in ('data', 'eval'))
         ]
         findings.extend(check_data(cfg, full=False, splits=splits))
         findings.extend(check_environment(brief=True))
@@ -294,6 +322,8 @@ def run(cfg: Config, command: str, warnings: list[str]) -> None:
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             place = error.filename or f'{cfg.work_dir} or the folder of temporary files'
             raise UsageError(f'{error.strerror}: {place}; make room. {ending}') from error
+        if isinstance(error, BUILD_ERRORS) and not runner.has_started:
+            raise _unbuildable(error) from None
         raise
 
 
@@ -313,22 +343,46 @@ def _build_runner(cfg: Config) -> Any:
 
     try:
         return Runner.from_cfg(cfg)
-    except CheckpointError:
-        raise
-    except (AssertionError, ImportError, KeyError, OSError, TypeError, ValueError) as error:
-        if os.environ.get('MALA_MM_TRACEBACK'):
-            raise
-        reason = ' '.join(str(error.args[0] if len(error.args) == 1 else error).split())
-        raise UsageError(
-            f'the runner cannot be built from this config: {type(error).__name__}: '
-            f'{reason[:180]}; with MALA_MM_TRACEBACK=1 set, the traceback is shown'
-        ) from None
+    except BUILD_ERRORS as error:
+        raise _unbuildable(error) from None
+
+
+def _unbuildable(error: Exception) -> Exception:
+    if os.environ.get('MALA_MM_TRACEBACK') or isinstance(error, CheckpointError):
+        return error
+    reason = ' '.join(str(error.args[0] if len(error.args) == 1 else error).split())
+    return UsageError(
+        f'the runner cannot be built from this config: {type(error).__name__}: '
+        f'{reason[:160]}; with MALA_MM_TRACEBACK=1 set, the traceback is shown'
+    )
 
 
 def _key_value(text: str) -> str:
     if '=' not in text:
         raise argparse.ArgumentTypeError(f'expected KEY=VALUE, got {text!r}')
     return text
+
+
+def _reason(error: Exception) -> str:
+    """In one line, with the file and line if a config or a module that it imports raised it."""
+    # mmengine's own text of an import has many lines
+    while isinstance(error, ImportError) and (inner := error.__cause__ or error.__context__):
+        error = inner
+    text = ' '.join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    if frame.name == '<module>':
+        place = f'{os.path.basename(frame.filename)}, line {frame.lineno}'
+        return f'{type(error).__name__}: {text[:120]} ({place})'
+    return text[:220]
+
+
+def _require_dicts(cfg: Config, config: str) -> None:
+    for name in DICTS:
+        value: Any = cfg
+        for step in name.split('.'):
+            value = value.get(step) if value else None
+        if value is not None and not isinstance(value, dict):
+            raise UsageError(f'config {config}: {name} is {repr(value)[:60]}, expected a dict')
 
 
 def _set_pretrained(model: dict) -> None:
@@ -352,8 +406,8 @@ def _set_pretrained(model: dict) -> None:
             backbone['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)
 
 
-def _type_name(cfg: dict, default: str | None = None) -> str | None:
-    kind: Any = cfg.get('type', default)
+def _type_name(cfg: Any, default: str | None = None) -> str | None:
+    kind: Any = cfg.get('type', default) if isinstance(cfg, dict) else None
     return kind.split('.')[-1] if isinstance(kind, str) else getattr(kind, '__name__', kind)
 
 

@@ -35,9 +35,9 @@ def main() -> None:
     try:
         cfg = cli.load_config(args)
         warnings = []
-        if cfg.get('resume') and not args.resume:
+        if cfg.get('resume') and args.resume is None:
             args.resume = cfg.get('load_from') or 'auto'
-        if args.resume:
+        if args.resume is not None:
             warnings += cli.set_resume(cfg, args.resume)
         elif cfg.get('load_from'):
             cli.set_checkpoint(cfg, cfg.load_from)

@@ -32,9 +32,11 @@ class CocoSplit:
         classes (tuple[str, ...]): `metainfo.classes`, or those of the dataset's type.
         trains (bool): Whether its objects are learned.
         evaluates (bool): Whether a COCO metric reads it. Default: False.
-        masks (bool): Whether a pipeline or a metric reads the segmentations. Default: False.
+        evaluates_masks (bool): Whether a COCO metric reads its segmentations. Default: False.
+        masks (bool): Whether a pipeline reads the segmentations. Default: False.
         filter_empty_gt (bool): As in `filter_cfg`. Default: False.
         min_size (int): As in `filter_cfg`, in pixels. Default: 0.
+        alone (bool): Whether nothing else is learned with it (`ConcatDataset`). Default: True.
         scales (tuple[tuple[int, int], ...]): To what the pipeline resizes with `keep_ratio`, in
             pixels. Default: ().
         color_type (str): As in `LoadImageFromFile`. Default: 'color'.
@@ -46,9 +48,11 @@ class CocoSplit:
     classes: tuple[str, ...]
     trains: bool
     evaluates: bool = False
+    evaluates_masks: bool = False
     masks: bool = False
     filter_empty_gt: bool = False
     min_size: int = 0
+    alone: bool = True
     scales: tuple[tuple[int, int], ...] = ()
     color_type: str = 'color'
     imdecode_backend: str = 'cv2'
@@ -109,7 +113,7 @@ def check_annotations(
         found = content.get(key, [])
         if not isinstance(found, list):
             what = f'a JSON {_kind(found)} as {key}'
-        elif key not in content and (key != 'annotations' or split.trains):
+        elif key not in content and (key != 'annotations' or (split.trains and split.alone)):
             what = f'no {key}'
         elif not found and key != 'annotations':
             what = f'an empty list of {key}'
@@ -250,8 +254,6 @@ class _Checker:
                 self.images_with_object.add(image_id)
                 if self.split.evaluates:
                     self._check_for_evaluation(entry, annotation)
-                if self.split.masks:
-                    self._check_mask(entry.get('segmentation'), image, annotation)
             elif category_id in self.categories:
                 unlabelled[self.categories[category_id]] += 1
             else:
@@ -262,6 +264,7 @@ class _Checker:
                 )
             if _is_beyond(bbox, image):
                 beyond.append(_box_place(entry, image))
+            is_used = False
             if _is_outside(bbox, image):
                 self.warning(
                     'boxes wholly outside their images are left out: expected '
@@ -274,8 +277,13 @@ class _Checker:
                     'expected [x, y, width, height] in pixels, not fractions',
                     f'{_box_place(entry, image)}, area {entry["area"]}',
                 )
-            elif category_id in labelled and not entry.get('ignore'):
-                self.usable += 1
+            else:
+                is_used = category_id in labelled and not entry.get('ignore')
+            self.usable += is_used
+            # the evaluation reads the masks of what is left out, too
+            is_evaluated = self.split.evaluates_masks and category_id in labelled
+            if is_evaluated or (self.split.masks and is_used):
+                self._check_mask(entry.get('segmentation'), image, annotation)
         self._report_beyond(beyond, len(seen))
         for name, count in unlabelled.items():
             self.warning(
@@ -295,7 +303,9 @@ class _Checker:
                 )
             return
         if not self.usable:
-            self.error(
+            needs_object = self.split.alone or self.split.filter_empty_gt
+            report = self.error if needs_object else self.warning
+            report(
                 'no object to learn: expected annotations with a box inside a listed image and a '
                 'category of metainfo.classes'
             )
@@ -323,7 +333,8 @@ class _Checker:
 
     def _check_for_evaluation(self, entry: dict, annotation: str) -> None:
         for key in ('id', 'iscrowd'):
-            if not _is_number(entry.get(key)):
+            value = entry.get(key)
+            if not (_is_number(value) or (key == 'iscrowd' and isinstance(value, bool))):
                 self.error(
                     'annotations that the evaluation cannot use: give each a number as id and '
                     'iscrowd=0, or 1 for a crowd',
@@ -359,7 +370,7 @@ class _Checker:
                 self.error(coco_masks.WRONG_RLE, f'{annotation}: {fault}')
         elif isinstance(segmentation, list) and segmentation:
             for message, value in coco_masks.polygon_faults(segmentation, *size):
-                if message == coco_masks.SHORT_FIRST_POLYGON and not self.split.evaluates:
+                if message == coco_masks.SHORT_FIRST_POLYGON and not self.split.evaluates_masks:
                     message = coco_masks.SHORT_POLYGON
                 report = self.warning if message == coco_masks.SHORT_POLYGON else self.error
                 report(message, f'{annotation}: {value}')

@@ -38,6 +38,7 @@ from mmengine.registry import (
     DefaultScope,
     Registry,
 )
+from mmengine.utils import is_abs
 from torch import Tensor, nn
 
 from mala_mm.checkpoint import CheckpointError, is_pretrained, read_checkpoint, weights_of
@@ -46,6 +47,7 @@ from .class_names import class_names_problem, near_misses
 from .findings import Findings
 
 TRIAL_SIZE = 256  # pixels: 2x2 at stride 128, so that batch norm has values enough in P7
+IOU_METRICS = ('mIoU', 'mDice', 'mFscore')
 LAYER_DECAY = ('LearningRateDecayOptimizerConstructor', 'LayerDecayOptimizerConstructor')
 LAYER_DECAY_BACKBONES = ('ConvNeXt', 'BEiT', 'MAE')
 
@@ -67,6 +69,7 @@ def check_config(cfg: Config, command: str = 'train', world_size: int = 1) -> Fi
         _check_hooks(cfg, findings)
         _check_visualizer(cfg, findings)
         if command == 'train':
+            _check_save_best(cfg, findings)
             _check_optimization(cfg, findings)
             _check_init_cfg(cfg.get('model') or {}, findings)
         _check_model(cfg, command, world_size, findings)
@@ -106,8 +109,9 @@ def _check_part(cfg: Config, part: str, findings: Findings) -> None:
     if part != 'train':
         evaluators = cfg[partner].get('metrics') if 'metrics' in cfg[partner] else cfg[partner]
         for where, metric in _listed(evaluators, partner):
-            if _check_type(METRICS, metric, where, findings):
+            if cls := _check_type(METRICS, metric, where, findings):
                 _check_annotations(metric, where, findings)
+                _check_iou_metrics(cls, metric, where, findings)
 
 
 def _check_annotations(metric: dict, where: str, findings: Findings) -> None:
@@ -117,6 +121,34 @@ def _check_annotations(metric: dict, where: str, findings: Findings) -> None:
             f'{where}.ann_file={ann_file} does not exist: give the annotation file of the '
             'evaluated data set (its data_root is not put before it)'
         )
+
+
+def _check_iou_metrics(cls: type, metric: dict, where: str, findings: Findings) -> None:
+    names = metric.get('iou_metrics', [])
+    names = [names] if isinstance(names, str) else names
+    unknown = [name for name in names if name not in IOU_METRICS]
+    if cls.__name__ == 'IoUMetric' and unknown:
+        findings.error(
+            f'{where}.iou_metrics names {unknown[0]!r}, at which the first evaluation fails: '
+            f'expected {", ".join(IOU_METRICS)}'
+        )
+
+
+def _check_save_best(cfg: Config, findings: Findings) -> None:
+    """The keys of one COCO metric are known; another one's are its own affair."""
+    wanted = ((cfg.get('default_hooks') or {}).get('checkpoint') or {}).get('save_best') or []
+    evaluators = [metric for _, metric in _listed(cfg.get('val_evaluator'), '')]
+    metric = evaluators[0] if len(evaluators) == 1 else None
+    if not isinstance(metric, dict) or str(metric.get('type')).split('.')[-1] != 'CocoMetric':
+        return
+    prefix = metric.get('prefix') or 'coco'
+    for _, key in _listed(wanted, ''):
+        if key != 'auto' and not str(key).startswith(f'{prefix}/'):
+            findings.error(
+                f'default_hooks.checkpoint.save_best={key!r} is no result of val_evaluator, at '
+                f"which the first evaluation fails: expected '{prefix}/bbox_mAP', "
+                f"'{prefix}/segm_mAP', ... or 'auto'"
+            )
 
 
 def _check_loader(loader: dict, where: str, findings: Findings) -> None:
@@ -155,7 +187,9 @@ def _datasets(dataset: dict, where: str) -> Iterator[tuple[str, dict]]:
 
 def _check_dataset(dataset: dict, where: str, findings: Findings) -> None:
     root = dataset.get('data_root')
-    has_data = not root or not _is_local(dataset, root) or os.path.isdir(root)
+    has_data = (
+        not root or not _is_local(dataset, root) or os.path.isdir(root) or not _joins(dataset)
+    )
     if not has_data:
         findings.error(
             f'data_root={root} is no folder (relative paths count from {os.getcwd()}): set it to '
@@ -163,9 +197,11 @@ def _check_dataset(dataset: dict, where: str, findings: Findings) -> None:
             where,
         )
     cls = _check_type(DATASETS, dataset, where, findings, check_arguments=False)
-    for i, transform in enumerate(dataset.get('pipeline') or ()):
+    for place, transform in _listed(dataset.get('pipeline'), f'{where}.pipeline'):
         if isinstance(transform, dict):
-            _try_to_build(TRANSFORMS, transform, f'{where}.pipeline.{i}', findings)
+            _try_to_build(TRANSFORMS, transform, place, findings)
+        elif not callable(transform):
+            findings.error(f'{place}={transform!r}, expected a dict with the type of a transform')
     if not (has_data and inspect.isclass(cls) and issubclass(cls, BaseDataset)):
         return
     if problem := class_names_problem(cls, dataset.get('metainfo')):
@@ -179,6 +215,13 @@ def _check_dataset(dataset: dict, where: str, findings: Findings) -> None:
             f'{where}: a {cls.__name__} without metainfo.classes, which evaluation and checkpoints '
             "name: add metainfo=dict(classes=('first', 'second'))"
         )
+
+
+def _joins(dataset: dict) -> bool:
+    """Whether `data_root` is put before any path of a data set."""
+    paths = [dataset.get('ann_file'), *(dataset.get('data_prefix') or {}).values()]
+    given = [path for path in paths if path]
+    return not given or not all(isinstance(path, str) and is_abs(path) for path in given)
 
 
 def _check_hooks(cfg: Config, findings: Findings) -> None:
@@ -286,6 +329,8 @@ def _check_model(cfg: Config, command: str, world_size: int, findings: Findings)
         where = _place_of(error, model_cfg, where)
         findings.error(f'{where}: {_explain(error, MODELS)}')
         return
+    if command == 'test' or cfg.get('val_dataloader'):
+        _check_inference(model, where, findings)
     batch_size = 2
     if command == 'train':
         batch_size = (cfg.get('train_dataloader') or {}).get('batch_size', 1)
@@ -295,6 +340,24 @@ def _check_model(cfg: Config, command: str, world_size: int, findings: Findings)
             if isinstance(module, nn.SyncBatchNorm):  # which sees the other processes' values too
                 module.eval()
     _Trial(model, where, findings).run(1 if batch_size == 1 else 2)
+
+
+def _check_inference(model: nn.Module, where: str, findings: Findings) -> None:
+    """What mmseg reads of `test_cfg` in its first evaluation."""
+    if not hasattr(model, 'slide_inference') or not hasattr(model, 'whole_inference'):
+        return
+    test_cfg = getattr(model, 'test_cfg', None) or {}
+    mode = test_cfg.get('mode')
+    if mode not in ('whole', 'slide'):
+        findings.error(
+            f'{where}.test_cfg.mode={mode!r}, at which the first evaluation fails: expected '
+            "'whole' or 'slide'"
+        )
+    elif missing := [n for n in ('crop_size', 'stride') if mode == 'slide' and n not in test_cfg]:
+        findings.error(
+            f"{where}.test_cfg.mode='slide' without {' and '.join(missing)}, at which the first "
+            'evaluation fails: set crop_size=(HEIGHT, WIDTH) and stride=(HEIGHT, WIDTH)'
+        )
 
 
 def _build_model(model_cfg: dict) -> nn.Module:
@@ -445,15 +508,16 @@ def _check_type(
 
 
 def _find(registry: Registry, kind: Any, where: str, findings: Findings) -> Any:
-    if not isinstance(kind, str):
-        return kind
-    with registry.switch_scope_and_registry(None) as scoped:
-        try:
-            cls = scoped.get(kind)
-        except Exception:  # a dotted name is imported
-            cls = None
-    if cls is None:
-        findings.error(f'{where}: {_unregistered(kind, registry)}')
+    cls = kind
+    if isinstance(kind, str):
+        with registry.switch_scope_and_registry(None) as scoped:
+            try:
+                cls = scoped.get(kind)
+            except Exception:  # a name that is not registered is imported
+                cls = None
+    if not callable(cls):  # a module, for example
+        findings.error(f'{where}: {_unregistered(str(kind), registry)}')
+        return None
     return cls
 
 

@@ -25,6 +25,13 @@ from .findings import Findings
 from .images import ImageError, ImageInfo, inspect_image, missing_files, scan
 
 QUICK_IMAGES = 8  # of each annotation file
+NONE = type(None)
+KINDS = {  # of a data set's settings
+    'type': (str, type, NONE),
+    **dict.fromkeys(('data_root', 'ann_file'), (str, NONE)),
+    **dict.fromkeys(('data_prefix', 'metainfo', 'filter_cfg'), (dict, NONE)),
+    'pipeline': (list, tuple, NONE),
+}
 
 
 def check_data(
@@ -56,7 +63,15 @@ def check_data(
     for split in splits:
         dataloader = cfg.get(f'{split}_dataloader') or {}
         evaluator = cfg.get(f'{split}_evaluator')
-        for place, dataset in _leaves(dataloader.get('dataset'), f'{split}_dataloader.dataset'):
+        leaves = list(_leaves(dataloader.get('dataset'), f'{split}_dataloader.dataset'))
+        for place, dataset in leaves:
+            if wrong := [n for n, kind in KINDS.items() if not isinstance(dataset.get(n), kind)]:
+                findings.error(
+                    f'dataset.{wrong[0]}={reprlib.repr(dataset[wrong[0]])}, expected '
+                    f'{KINDS[wrong[0]][0].__name__}',
+                    place,
+                )
+                continue
             if _is_remote(dataset):
                 findings.warning(
                     'data sets that are not on a local disk: their files are not checked', place
@@ -70,10 +85,10 @@ def check_data(
                     place,
                 )
             elif scope == SEGMENTATION and _is_segmentation(kind):
-                if dataset not in segmentation:
+                if _unscoped(dataset) not in map(_unscoped, segmentation):
                     segmentation.append(dataset)
             elif scope == DETECTION and _reads_coco(kind):
-                coco.add(dataset, place, kind, evaluator)
+                coco.add(dataset, place, kind, evaluator, alone=len(leaves) == 1)
             else:
                 findings.warning(
                     f"{kind.__name__} reads other files than mmdet's CocoDataset or mmseg's "
@@ -98,7 +113,7 @@ class _CocoData:
         self.splits: dict[tuple, CocoSplit] = {}
         self.ground_truths: list[tuple[tuple, tuple]] = []  # where an evaluator has its own file
 
-    def add(self, dataset: dict, place: str, kind: type, evaluator: Any) -> None:
+    def add(self, dataset: dict, place: str, kind: type, evaluator: Any, alone: bool) -> None:
         classes = _classes(dataset.get('metainfo'), kind, place, self.findings)
         img_prefix = (dataset.get('data_prefix') or {}).get('img')
         if not isinstance(img_prefix, str) or not dataset.get('ann_file'):
@@ -114,6 +129,13 @@ class _CocoData:
         transforms = list(_transforms(dataset.get('pipeline')))
         loading = next((t for t in transforms if _is_type(t, 'LoadImageFromFile')), {})
         filter_cfg = dataset.get('filter_cfg') or {}
+        if not isinstance(filter_cfg, dict) or not _is_side(filter_cfg.get('min_size', 0)):
+            self.findings.error(
+                f'filter_cfg={reprlib.repr(filter_cfg)}, expected dict(filter_empty_gt=True, '
+                'min_size=PIXELS)',
+                place,
+            )
+            return
         trains = not dataset.get('test_mode', False)
         split = CocoSplit(
             ann_file=_joined(dataset, dataset['ann_file']),
@@ -123,19 +145,22 @@ class _CocoData:
             masks=any(t.get('with_mask') for t in transforms),
             filter_empty_gt=trains and filter_cfg.get('filter_empty_gt', False),
             min_size=filter_cfg.get('min_size', 0) if trains else 0,
+            alone=alone,
             scales=tuple(_scales(transforms)),
             color_type=loading.get('color_type', 'color'),
             imdecode_backend=loading.get('imdecode_backend', 'cv2'),
         )
         truths = []
         for metric in _coco_metrics(evaluator):
-            segm = 'segm' in (metric.get('metric') or 'bbox')
-            read = dict(evaluates=True, masks=split.masks or segm)
+            segm = 'segm' in str(metric.get('metric'))
+            read = dict(evaluates=True, evaluates_masks=segm or split.evaluates_masks)
             if _same_file(metric['ann_file'], split.ann_file):
                 split = dataclasses.replace(split, **read)
             else:
                 truths.append(
-                    dataclasses.replace(split, ann_file=metric['ann_file'], trains=False, **read)
+                    dataclasses.replace(
+                        split, ann_file=metric['ann_file'], trains=False, masks=False, **read
+                    )
                 )
         key = self._join(split)
         self.ground_truths += [(key, self._join(truth)) for truth in truths]
@@ -148,9 +173,11 @@ class _CocoData:
             known,
             trains=known.trains or split.trains,
             evaluates=known.evaluates or split.evaluates,
+            evaluates_masks=known.evaluates_masks or split.evaluates_masks,
             masks=known.masks or split.masks,
             filter_empty_gt=known.filter_empty_gt or split.filter_empty_gt,
             min_size=max(known.min_size, split.min_size),
+            alone=known.alone and split.alone,
             scales=tuple(dict.fromkeys(known.scales + split.scales)),
         )
         return key
@@ -260,7 +287,8 @@ def _dataset_class(kind: Any, scope: str) -> type | None:
         from mmseg.registry import DATASETS
     else:
         from mmdet.registry import DATASETS
-    return DATASETS.get(kind)
+    found = DATASETS.get(kind)  # a name that is not registered is imported
+    return found if isinstance(found, type) else None
 
 
 def _is_segmentation(kind: type) -> bool:
@@ -320,12 +348,30 @@ def _transforms(pipeline: Any) -> Iterator[dict]:
 def _scales(transforms: list[dict]) -> Iterator[tuple[int, int]]:
     """Yield each scale to which a pipeline resizes with the ratio kept."""
     for transform in transforms:
-        if not transform.get('keep_ratio'):
-            continue
-        scales = transform.get('scales') or [transform.get('scale')]
-        for scale in scales if isinstance(scales, (list, tuple)) else [scales]:
-            if isinstance(scale, (list, tuple)) and len(scale) == 2:
-                yield tuple(scale)
+        if transform.get('keep_ratio'):
+            yield from _pairs(transform.get('scales') or transform.get('scale'))
+
+
+def _pairs(scales: Any) -> Iterator[tuple[int, int]]:
+    """Yield a pair of numbers, or each one in a list."""
+    if not isinstance(scales, (list, tuple)):
+        return
+    if len(scales) == 2 and all(map(_is_side, scales)):
+        yield tuple(scales)
+    else:
+        for scale in scales:
+            yield from _pairs(scale)
+
+
+def _unscoped(value: Any) -> Any:
+    """Without the scope that a test's transforms have and others have not."""
+    if isinstance(value, dict):
+        return {key: _unscoped(item) for key, item in value.items() if key != '_scope_'}
+    return [_unscoped(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _is_side(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _coco_metrics(evaluator: Any) -> list[dict]:
@@ -333,8 +379,9 @@ def _coco_metrics(evaluator: Any) -> list[dict]:
     return [
         metric
         for metric in metrics
-        if _is_type(metric, 'CocoMetric')
-        and metric.get('ann_file')
+        if isinstance(metric, dict)
+        and _is_type(metric, 'CocoMetric')
+        and isinstance(metric.get('ann_file'), str)
         and not metric.get('format_only')
     ]
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mmengine.fileio import list_dir_or_file
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, Registry
+from mmseg.datasets import BaseSegDataset
 
 from .class_names import class_names_problem
 from .findings import Findings
@@ -69,9 +70,10 @@ def check_segmentation_dataset(
             findings.error(problem)
             return findings
         try:
-            built = registry.build(dict(dataset, pipeline=[], lazy_init=True))
+            built = _build(registry, dict(dataset, pipeline=[]))
         except Exception as error:  # a data set's constructor raises whatever it meets
-            findings.error(f'{kind.__name__} cannot be set up: {error}')
+            reason = str(error) or 'a folder or file that it needs is missing'
+            findings.error(f'{kind.__name__} cannot be set up: {reason}')
             return findings
     heads = _heads(model)
     _check_num_classes(built, model, findings)
@@ -85,12 +87,20 @@ def check_segmentation_dataset(
     return findings
 
 
+def _build(registry: Registry, dataset: dict) -> Any:
+    try:
+        return registry.build(dict(dataset, lazy_init=True))
+    except TypeError as error:
+        if "argument 'lazy_init'" not in str(error):
+            raise
+        return registry.build(dict(dataset))  # a class of the user's own
+
+
 def _heads(model: dict) -> dict[str, Head]:
     """By name; several heads have the same labels as a rule."""
     return {
         name: Head(
-            # one output tells two classes apart
-            max(head['num_classes'], 2 if head.get('out_channels') == 1 else 1),
+            _label_count(head),
             head.get('ignore_index', 255),
         )
         for name, head in _head_configs(model)
@@ -98,14 +108,25 @@ def _heads(model: dict) -> dict[str, Head]:
     }
 
 
+def _label_count(head: dict) -> int:
+    losses = head.get('loss_decode') or []
+    losses = losses if isinstance(losses, list | tuple) else [losses]
+    is_sigmoid = any(isinstance(loss, dict) and loss.get('use_sigmoid') for loss in losses)
+    one_output = head.get('out_channels') == 1 or (head['num_classes'] == 1 and is_sigmoid)
+    return max(head['num_classes'], 2 if one_output else 1)  # one tells two classes apart
+
+
 def _head_configs(model: dict) -> Iterator[tuple[str, dict]]:
     while 'module' in model:  # test-time augmentation
         model = model['module']
     for name in ('decode_head', 'auxiliary_head'):
         heads = model.get(name) or []
-        for i, head in enumerate([heads] if isinstance(heads, dict) else heads):
+        for i, head in enumerate(heads if isinstance(heads, list | tuple) else [heads]):
+            if not isinstance(head, dict):  # an error of the config
+                continue
+            # learns the borders between the masks' labels
             if 'boundary_threshold' in head or str(head.get('type')).endswith('STDCHead'):
-                continue  # learns edges, not classes
+                continue
             yield (name if isinstance(heads, dict) else f'{name}.{i}'), head
 
 
@@ -113,7 +134,9 @@ def _check_num_classes(built: Any, model: dict, findings: Findings) -> None:
     classes = built.metainfo.get('classes') or ()
     for name, head in _head_configs(model):
         given = head.get('num_classes')
-        if not classes or not isinstance(given, int) or given == len(classes):
+        if not classes or not isinstance(given, int):
+            continue
+        if len(classes) in (given, _label_count(head)):
             continue
         add = findings.error if given < len(classes) else findings.warning
         add(
@@ -125,6 +148,8 @@ def _check_num_classes(built: Any, model: dict, findings: Findings) -> None:
 
 def _pairs(built: Any, findings: Findings) -> list[Pair]:
     """The pairs whose files exist."""
+    if type(built).load_data_list is not BaseSegDataset.load_data_list:
+        return _found_pairs(built, findings)
     images_in, masks_in = built.data_prefix.get('img_path'), built.data_prefix.get('seg_map_path')
     if not images_in:
         findings.error(f'{type(built).__name__} has no data_prefix.img_path: set it to a folder')
@@ -168,6 +193,20 @@ def _existing_pairs(
                 f'{pair.image}: no {pair.mask}',
             )
     return [pair for pair in pairs if pair.mask not in lost]
+
+
+def _found_pairs(built: Any, findings: Findings) -> list[Pair]:
+    """Of a data set that finds its files in a way of its own."""
+    try:
+        entries = built.load_data_list()
+    except Exception as error:  # it raises whatever it meets
+        findings.error(f'{type(built).__name__} cannot list its files: {error}')
+        return []
+    pairs = [Pair(entry['img_path'], entry.get('seg_map_path') or '') for entry in entries]
+    lost = set(missing_files([path for pair in pairs for path in pair if path]))
+    for path in sorted(lost):
+        findings.error(f'files that {type(built).__name__} lists and that do not exist', path)
+    return [pair for pair in pairs if not lost.intersection(pair)]
 
 
 def _check_left_over(

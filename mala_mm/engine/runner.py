@@ -21,7 +21,17 @@ class Runner(mmengine.runner.Runner):
 
     What it builds while it trains or tests, it builds in its own scope, also where a runner of
     another one was made after it.
+
+    Attributes:
+        has_started (bool): Whether all that it needs was built and its loop runs.
     """
+
+    has_started = False
+
+    def call_hook(self, fn_name: str, **kwargs: Any) -> None:
+        if fn_name in ('before_train', 'before_val', 'before_test'):
+            self.has_started = True
+        super().call_hook(fn_name, **kwargs)
 
     def train(self) -> nn.Module:
         with DefaultScope.overwrite_default_scope(self.default_scope.scope_name):

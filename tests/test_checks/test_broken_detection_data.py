@@ -136,6 +136,11 @@ IMAGES = [
         'error: filter_cfg.min_size=49 leaves no image',
     ),
     (
+        'filter_cfg',
+        lambda d: d.dataset.update(filter_cfg=dict(min_size='a')),
+        "error: filter_cfg={'min_size': 'a'}, expected dict(filter_empty_gt=True, min_size=PIXELS)",
+    ),
+    (
         'one too small',
         lambda d: (d.resize(16, 16), d.dataset['filter_cfg'].update(min_size=32)),
         'warning: 1 of 2 images have a side of less than filter_cfg.min_size=32',
@@ -143,6 +148,15 @@ IMAGES = [
 ]
 
 FILES = [
+    (
+        'a number as ann_file',
+        lambda d: d.dataset.update(ann_file=5),
+        'error: dataset.ann_file=5, expected str @ train_dataloader.dataset',
+    ),
+    (
+        'a text as evaluator',
+        lambda d: setattr(d, 'evaluator', 'CocoMetric'),
+    ),
     (
         'missing file',
         lambda d: d.dataset.update(ann_file='none.json'),

@@ -74,6 +74,22 @@ def test_wrapped_datasets(data, wrap):
     assert 'images that cannot be used' in message
 
 
+@pytest.mark.parametrize(('keep', 'errors_expected'), [(True, 0), (False, 1)])
+def test_images_without_objects_beside_others(data, keep, errors_expected):
+    empty = {k: v for k, v in data.coco.items() if k != 'annotations'}
+    (data.folder / 'empty.json').write_text(json.dumps(empty))
+    filter_cfg = dict(filter_empty_gt=not keep, min_size=0)
+    other = dict(data.dataset, ann_file='empty.json', filter_cfg=filter_cfg)
+    both = dict(type='ConcatDataset', datasets=[data.dataset, other])
+    assert len(errors(data, train_dataloader=dict(dataset=both))) == errors_expected
+
+
+def test_number_of_classes_of_a_language_model_is_the_length_of_a_text(data):
+    head = dict(type='GroundingDINOHead', num_classes=256)
+    assert len(errors(data, model=dict(bbox_head=head))) == 1
+    assert errors(data, model=dict(bbox_head=head, language_model=dict(type='BertModel'))) == []
+
+
 def test_segmentation_is_checked_once_for_val_and_test(monkeypatch):
     calls = []
 

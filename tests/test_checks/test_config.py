@@ -161,8 +161,23 @@ ERRORS = [
     ),
     # evaluation
     ('mask_rcnn', {'val_evaluator.ann_file': 'none.json'}, r'val_evaluator\.ann_file=none\.json'),
+    ('mask_rcnn', {'val_evaluator.type': None}, r"val_evaluator: type 'None' is not registered"),
+    ('semfpn', loaders(dataset__pipeline=['Resize']), r"pipeline\.0='Resize', expected a dict"),
+    ('semfpn', {'train_cfg.type': 'json'}, "train_cfg: type 'json' is not registered"),  # a module
     ('semfpn', {'val_evaluator.type': 'IoU'}, "val_evaluator: type 'IoU'"),
     ('semfpn', {'val_cfg': None}, 'val_cfg, val_evaluator belong together, but val_cfg is missing'),
+    ('semfpn', {'val_evaluator.iou_metrics': ['mIou']}, r"names 'mIou', .* expected mIoU, mDice"),
+    (
+        'mask_rcnn',
+        {'default_hooks.checkpoint.save_best': 'bbox_mAP'},
+        r"save_best='bbox_mAP' is no result .* expected 'coco/bbox_mAP'",
+    ),
+    ('semfpn', model(test_cfg=None), r'model\.test_cfg\.mode=None, .*: expected .whole. or .slide'),
+    (
+        'upernet',
+        model(test_cfg=dict(mode='slide', crop_size=(512, 512))),
+        r"model\.test_cfg\.mode='slide' without stride, .* set crop_size",
+    ),
     # optimization
     ('semfpn', {'optim_wrapper': None}, 'but optim_wrapper is missing'),
     ('semfpn', {'optim_wrapper.optimizer.type': 'AdmW'}, 'did you mean AdamW'),
@@ -217,8 +232,18 @@ ACCEPTED = [
     ('semfpn', {'val_dataloader': None, 'val_cfg': None, 'val_evaluator': None}),
     ('semfpn', {'custom_hooks': [dict(type='EMAHook', momentum=0.1, priority='NORMAL')]}),
     ('semfpn', {'default_hooks.checkpoint': None}),
+    (
+        'semfpn',  # nothing is joined with it
+        loaders(
+            dataset__data_root='none', dataset__data_prefix=dict(img_path='/a', seg_map_path='/b')
+        ),
+    ),
     ('semfpn', {'optim_wrapper.optimizer.type': 'torch.optim.AdamW'}),
     ('semfpn', {'optim_wrapper.optimizer.fused': True}),
+    ('mask_rcnn', {'default_hooks.checkpoint.save_best': ['coco/bbox_mAP', 'coco/segm_mAP']}),
+    ('mask_rcnn', {'default_hooks.checkpoint.save_best': 'auto'}),
+    ('upernet', model(test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341)))),
+    ('semfpn', {'val_evaluator.iou_metrics': ['mIoU', 'mFscore']}),
     ('semfpn', {'train_cfg.type': 'mmengine.IterBasedTrainLoop'}),
     ('semfpn', model(backbone__init_cfg='https://example.org/mavit_t.pth')),
     (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmseg.datasets import BaseSegDataset
 from PIL import Image
 
 from mala_mm.checks.findings import MAX_MESSAGE, Finding, Findings
@@ -20,7 +21,8 @@ PIXELS = np.full((4, 6, 3), 90, np.uint8)
 LABELS = np.array([[0, 0, 0, 1, 1, 255]] * 4, np.uint8)
 PIPELINE = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations')]
 CV2_MASKS = [dict(type='LoadImageFromFile'), dict(type='LoadAnnotations', imdecode_backend='cv2')]
-HEAD = ('num_classes', 'out_channels', 'ignore_index')
+HEAD = ('num_classes', 'out_channels', 'ignore_index', 'loss_decode')
+SIGMOID = dict(type='CrossEntropyLoss', use_sigmoid=True)
 DATASET = dict(
     type='BaseSegDataset',
     metainfo=dict(classes=('road', 'sky')),
@@ -241,6 +243,7 @@ ACCEPTED = [
     (pair((1, 6), (4, 6)), dict(pipeline=[])),  # nothing is loaded
     (unchanged, dict(data_prefix=dict(img_path='images'))),  # no masks
     (unchanged, dict(num_classes=2, out_channels=1)),
+    (unchanged, dict(num_classes=1, loss_decode=[SIGMOID])),
     (unchanged, dict(metainfo=dict(classes=('route', 'ciel été')))),
     (remove('images/b.jpg', 'masks/b.png'), {}),  # one image
     (
@@ -283,11 +286,39 @@ def test_accepted(folder, change, settings):
     assert str(check(folder, **settings)) == ''
 
 
-def test_a_head_that_learns_edges_has_classes_of_its_own(folder):
-    edges = dict(type='STDCHead', num_classes=2, boundary_threshold=0.1)
-    heads = dict(decode_head=dict(num_classes=3), auxiliary_head=[edges])
-    dataset = dict(DATASET, metainfo=dict(classes=('road', 'sky', 'sea')), data_root=str(folder))
+class OwnDataset(BaseSegDataset):
+    METAINFO = dict(classes=('road', 'sky'), palette=[[0, 0, 0], [9, 9, 9]])
+
+    def __init__(self, root: str, pipeline: list) -> None:
+        self.root = Path(root)
+        super().__init__(pipeline=pipeline)
+
+    def load_data_list(self) -> list[dict]:
+        pairs = [(f'images/{n}.jpg', f'masks/{n}.png') for n in 'ab']
+        return [
+            dict(img_path=str(self.root / image), seg_map_path=str(self.root / mask))
+            for image, mask in pairs
+        ]
+
+
+def test_a_class_that_takes_and_finds_what_it_wants(folder):
+    dataset = dict(type=OwnDataset, root=str(folder), pipeline=PIPELINE)
+    heads = dict(decode_head=dict(num_classes=2))
+    assert str(check_segmentation_dataset(dataset, heads)) == ''
+    mask(filled(7))(folder)
+    remove('masks/a.png')(folder)
+    first, second = check_segmentation_dataset(dataset, heads).errors
+    assert first.message == 'files that OwnDataset lists and that do not exist'
+    assert first.places[0].endswith('masks/a.png')
+    assert second.message.startswith('mask values outside the classes')
+
+
+def test_a_head_that_learns_borders_has_classes_of_its_own(folder):
     mask(filled(2))(folder)
+    dataset = dict(DATASET, data_root=str(folder), metainfo=dict(classes=('a', 'b', 'c')))
+    heads = dict(
+        decode_head=dict(num_classes=3), auxiliary_head=[dict(type='STDCHead', num_classes=2)]
+    )
     assert str(check_segmentation_dataset(dataset, heads)) == ''
 
 

@@ -64,6 +64,28 @@ def compressed(data):
     data.first(segmentation=dict(size=[HEIGHT, WIDTH], counts=counts))
 
 
+def add(data, *dropped, **fields):
+    entry = data.object(9, 1, fields.pop('category_id', 1), **fields)
+    data.coco['annotations'].append({k: v for k, v in entry.items() if k not in dropped})
+
+
+def unused_category(data):
+    data.coco['categories'].append(dict(id=9, name='bee'))
+    add(data, 'segmentation', 'iscrowd', category_id=9)
+
+
+def left_out_without_mask(data):
+    data.evaluator['metric'] = 'bbox'
+    data.val['pipeline'] = [dict(type='LoadImageFromFile')]
+    add(data, 'segmentation', ignore=1)
+
+
+def thin_image_and_list_of_scales(data):
+    data.resize(3000, 20)
+    scales = [(96, 72), (128, 96)]
+    data.dataset['pipeline'][2] = dict(type='RandomResize', scale=scales, keep_ratio=True)
+
+
 UNUSUAL = [
     ('grey', lambda d: d.image('a.png', np.full((HEIGHT, WIDTH), 80, np.uint8))),
     ('palette', lambda d: d.image('a.png', np.zeros((HEIGHT, WIDTH), bool))),
@@ -90,6 +112,10 @@ UNUSUAL = [
     ('non-ASCII name', lambda d: file_name(d, '図/ä ö.png')),
     ('long name', lambda d: file_name(d, f'{"x" * 200}/{"y" * 200}/{LONG_NAME}')),
     ('a crowd', crowd),
+    ('iscrowd as booleans', lambda d: d.first(iscrowd=False)),
+    ('no mask in a category of no class', unused_category, 'not in metainfo.classes'),
+    ('no mask in what training leaves out', left_out_without_mask),
+    ('a thin image and a list of scales', thin_image_and_list_of_scales),
     ('compressed mask', compressed),
     (
         'two polygons',

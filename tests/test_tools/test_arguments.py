@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,9 @@ class TestParsers:
         [
             ('train', ['none.py'], 'none.py'),
             ('train', ['c.py', '--resume', 'none.pth'], 'none.pth does not exist'),
+            ('train', ['c.py', '--resume', ''], '--resume got an empty name'),
             ('train', ['c.py', '--auto-scale-lr'], 'base_batch_size'),
+            ('train', ['c.py', '--cfg-options', 'model.roi_head=3'], 'model.roi_head is 3, expec'),
             ('train', ['c.py', '--cfg-options', 'default_scope=mmpose'], "got 'mmpose'"),
             ('test', ['c.py', 'none.pth'], 'none.pth does not exist'),
             ('test', ['c.py', 'w.pth', '--out', 'folder'], 'NAME.pkl'),
@@ -125,6 +128,30 @@ class TestLoadConfig:
     def test_missing_base_is_an_error(self, tmp_path):
         with pytest.raises(cli.UsageError, match=r'gone\.py'):
             load(tmp_path / 'c.py', "_base_ = 'gone.py'")
+
+    @pytest.mark.parametrize(
+        ('text', 'message'),
+        [
+            ('a = 1\nb = c', r"cannot be read: NameError: name 'c' is .* \(c\.py, line 2\)$"),
+            ('a = 1 +', 'cannot be read: .*syntax.* line 1'),
+            ('a = 1 / 0', r'ZeroDivisionError: division by zero \(c\.py, line 1\)$'),
+            ("custom_imports = dict(imports='no_module')", "No module named 'no_module'$"),
+            ("default_scope = 'mmdet'\nmodel = 'MaskRCNN'", "model is 'MaskRCNN', expected a dict"),
+            (
+                "default_scope = 'mmdet'\ntest_dataloader = dict(dataset=3)",
+                'test_dataloader.dataset is 3, expected a dict',
+            ),
+        ],
+    )
+    def test_broken_config_is_one_line(self, tmp_path, text, message):
+        with pytest.raises(cli.UsageError, match=message) as error:
+            load(tmp_path / 'c.py', text)
+        assert '\n' not in str(error.value)
+
+    def test_broken_package_is_one_line(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, 'mmdet.registry', None)
+        with pytest.raises(cli.UsageError, match=r'mmdet cannot be imported, .*: tools/doctor\.py'):
+            load(tmp_path / 'c.py', "default_scope = 'mmdet'")
 
     @pytest.mark.parametrize('text', ['', "default_scope = 'mmpose'"])
     def test_other_scope_is_an_error(self, tmp_path, text):

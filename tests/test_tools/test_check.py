@@ -123,14 +123,26 @@ def test_one_process_reports(tiny_semfpn, monkeypatch, capsys):
     assert capsys.readouterr() == ('', '')
 
 
+REFUSED = [  # by the runner, and by what it builds when it trains
+    ({'randomness.sead': 1}, "argument 'sead'"),
+    ({'train_dataloader.num_workers': -1}, 'num_workers'),
+    ({'optim_wrapper.optimizer.lr': 'a'}, "'str'"),
+]
+
+
+@pytest.mark.parametrize(('options', 'message'), REFUSED)
 @pytest.mark.parametrize('shown', [False, True])
-def test_what_the_runner_refuses_is_one_line(tiny_semfpn, monkeypatch, tmp_path, shown):
-    cfg = cli.read_config(str(tiny_semfpn), {'randomness.sead': 1})
+def test_what_the_runner_refuses_is_one_line(
+    tiny_semfpn, monkeypatch, tmp_path, options, message, shown
+):
+    cfg = cli.read_config(str(tiny_semfpn), options)
+    cfg.launcher = 'none'
     cfg.work_dir = str(tmp_path)
     if shown:
         monkeypatch.setenv('MALA_MM_TRACEBACK', '1')
-    with pytest.raises(TypeError if shown else cli.UsageError, match="argument 'sead'"):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
         cli.run(cfg, 'train', [])
+    assert isinstance(error.value, cli.UsageError) != shown
 
 
 def test_refused_run_of_the_tool(run_tool, bad_data, tmp_path):
