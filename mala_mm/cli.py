@@ -52,7 +52,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--work-dir', help='directory of logs and checkpoints [./work_dirs/CONFIG]')
     add_cfg_options(parser)
     parser.add_argument(
-        '--no-check', action='store_true', help='skip the checks of the data and the environment'
+        '--no-check', action='store_true', help='skip the checks of config, data and environment'
     )
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     parser.add_argument(
@@ -246,10 +246,10 @@ def set_tta(cfg: Config) -> None:
     cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
 
 
-def check(cfg: Config, command: str, with_data: bool = True) -> list[str]:
+def check(cfg: Config, command: str) -> list[str]:
     """Check what `command`, 'train' or 'test', is about to use; return the warnings.
 
-    Every process of a distributed run checks, the first one reports.
+    In a distributed run the first process does: the launcher ends the others with it.
 
     Raises:
         UsageError: with all errors that were found, each in a line with its places below it.
@@ -262,19 +262,18 @@ def check(cfg: Config, command: str, with_data: bool = True) -> list[str]:
         int(os.environ.get(name, default))
         for name, default in zip(RANK_AND_SIZE.get(cfg.launcher, ('', '')), '01', strict=True)
     )
+    if rank > 0:
+        return []
     findings = check_config(cfg, command, world_size)
-    if with_data:
-        told = [text for error in findings.errors for text in (error.message, *error.places)]
-        splits = [
-            split
-            for split in (('train', 'val') if command == 'train' else ('test',))
-            # what is wrong with the setting would be found once more in the data
-            if not any(f'{split}_{part}' in text for text in told for part in ('data', 'eval'))
-        ]
-        findings.extend(check_data(cfg, full=False, splits=splits))
-        findings.extend(check_environment(brief=True))
-    if findings.errors and rank > 0:
-        raise SystemExit(2)
+    told = [text for error in findings.errors for text in (error.message, *error.places)]
+    splits = [
+        split
+        for split in (('train', 'val') if command == 'train' else ('test',))
+        # what is wrong with the setting would be found once more in the data
+        if not any(f'{split}_{part}' in text for text in told for part in ('data', 'eval'))
+    ]
+    findings.extend(check_data(cfg, full=False, splits=splits))
+    findings.extend(check_environment(brief=True))
     warnings = [str(warning).removeprefix('warning: ') for warning in findings.warnings]
     if findings.errors:
         for warning in findings.warnings:

@@ -42,7 +42,7 @@ def main() -> None:
             cli.set_show(cfg, args.show, args.show_dir, args.wait_time)
         if args.tta:
             cli.set_tta(cfg)
-        warnings = cli.check(cfg, 'test', with_data=not args.no_check)
+        warnings = [] if args.no_check else cli.check(cfg, 'test')
         cli.add_empty_detections_hook(cfg)
         cli.run(cfg, 'test', warnings)
     except (cli.UsageError, CheckpointError) as error:

@@ -45,7 +45,8 @@ def main() -> None:
             warnings += cli.set_amp(cfg)
         if args.auto_scale_lr:
             cli.set_auto_scale_lr(cfg)
-        warnings += cli.check(cfg, 'train', with_data=not args.no_check)
+        if not args.no_check:
+            warnings += cli.check(cfg, 'train')
         cli.add_empty_detections_hook(cfg)
         cli.run(cfg, 'train', warnings)
     except (cli.UsageError, CheckpointError) as error:

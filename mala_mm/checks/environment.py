@@ -23,6 +23,7 @@ try:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
 except ImportError:
     Requirement = None
 
@@ -36,6 +37,7 @@ PACKAGES = (
     *('opencv-contrib-python', 'opencv-contrib-python-headless'),
 )
 # Builds that share one folder. Where one is required, another one serves as well.
+STRICT = ('mala_mm', 'torchvision', 'mmengine', 'mmcv-lite', 'mmcv', 'mmdet', 'mmsegmentation')
 BUILDS = {'mmcv-lite': ('mmcv-lite', 'mmcv'), 'opencv-python': PACKAGES[-4:]}
 BUILD_OF = {build: name for name, builds in BUILDS.items() for build in builds}
 REASONS = {
@@ -149,15 +151,17 @@ def _check_demands(
     else:
         builds = _installed_builds(name)
         found, version = (builds[0].name, builds[0].version) if builds else (name, None)
+        if name == 'opencv-python' and not builds and find_spec('cv2'):
+            return  # conda's, or built by hand: without a version that pip would know
     unmet = [
         (owner, requirement)
         for owner, requirement in demands
-        if version is None or not requirement.specifier.contains(version, prereleases=True)
+        if version is None or not _fits(requirement, version)
     ]
     if not unmet:
         return
-    # what torch requires is its own: Triton, which is optional here, and libraries of CUDA
-    is_error = any(owner.name != 'torch' for owner, _ in unmet)
+    # the others' demands are not ours: torch's Triton and CUDA, optional here, opencv's numpy
+    is_error = any(owner.name in STRICT for owner, _ in unmet)
     state = f'{found} {version} does not fit' if version else f'{name} is not installed'
     reason = f' ({REASONS[name]})' if name in REASONS else ''
     own = [(owner, requirement) for owner, requirement in unmet if owner.name == 'mala_mm']
@@ -173,6 +177,15 @@ def _check_demands(
     for owner, requirement in unmet:
         place = f'{_told(owner)} requires {requirement.name}{requirement.specifier}'
         (findings.error if is_error else findings.warning)(f'{state}{reason}: {remedy}', place)
+
+
+def _fits(requirement: 'Requirement', version: str) -> bool:
+    try:
+        # a vendor's 2.6.0a0+abc stands for 2.6
+        version = Version(version).base_version
+    except InvalidVersion:  # its own way of counting: nothing to hold against it
+        return True
+    return requirement.specifier.contains(version, prereleases=True)
 
 
 def _wanted(name: str, demands: list[tuple[Distribution, 'Requirement']]) -> str:

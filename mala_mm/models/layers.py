@@ -213,9 +213,13 @@ class MAViTBlock(nn.Module):
         self.gamma_2 = nn.Parameter(torch.full((1, channels, 1, 1), float(layer_scale_init)))
 
     def forward(self, x: Tensor, angle: Tensor) -> Tensor:
+        scale_1, scale_2 = self.gamma_1.flatten(), self.gamma_2.flatten()
+        if not torch.is_grad_enabled():
+            # a module's argument that asks for a gradient where there is none ends FlopCounterMode
+            scale_1, scale_2 = scale_1.detach(), scale_2.detach()
         x = self.pos(x)
-        x = self._add_branch(x, self.attn(self.norm1(x), angle, self.gamma_1.flatten()))
-        return self._add_branch(x, self.ffn(self.norm2(x), self.gamma_2.flatten()))
+        x = self._add_branch(x, self.attn(self.norm1(x), angle, scale_1))
+        return self._add_branch(x, self.ffn(self.norm2(x), scale_2))
 
     def _add_branch(self, x: Tensor, branch: Tensor) -> Tensor:
         if not (self.training and self.drop_path.drop_prob):

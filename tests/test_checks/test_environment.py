@@ -117,9 +117,10 @@ CASES = {
     ),
     'numpy 1 under an opencv for numpy 2': (
         {'numpy': ('1.26.4',)},
-        *('error', "numpy 1.26.4 does not fit: pip install 'numpy>=2'"),
+        *('warning', "numpy 1.26.4 does not fit: pip install 'numpy>=2'"),
         'opencv-python 4.12.0.88 requires numpy>=2',
     ),
+    'torch as NVIDIA builds it': ({'torch': ('2.9.0a0+145a3a7414',)}, None, '', ''),
     'torch too old': (
         {'torch': ('2.5.1',)},
         *('error', 'torch 2.5.1 does not fit: pip install --upgrade torch torchvision'),
@@ -194,6 +195,7 @@ def test_versions(tmp_path, monkeypatch, case):
     changes, severity, message, place = CASES[case]
     write_packages(tmp_path, {**GOOD, **changes})
     monkeypatch.setattr(sys, 'path', [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, 'cv2', raising=False)
     findings = check_environment(brief=True)
     found = [*findings.errors, *findings.warnings]
     assert len(found) == (severity is not None), str(findings)
@@ -202,6 +204,14 @@ def test_versions(tmp_path, monkeypatch, case):
         assert message in finding.message
         assert '...' not in finding.message.replace("'mmdet::...'", '')  # not cut
         assert place in '\n'.join(finding.places)
+
+
+def test_opencv_that_pip_does_not_know(tmp_path, monkeypatch):
+    write_packages(tmp_path, {**GOOD, 'opencv-python': None})
+    (tmp_path / 'cv2.py').touch()
+    monkeypatch.setattr(sys, 'path', [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, 'cv2', raising=False)
+    assert str(check_environment(brief=True)) == ''
 
 
 # What the child reported: the message and the remedy

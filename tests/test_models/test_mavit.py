@@ -8,6 +8,7 @@ import torch
 from mmengine.model import revert_sync_batchnorm
 from synthetic import TINY, load_parameters
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from mala_mm.models import MAViT
 from mala_mm.models.layers import MagnitudeAwareLinearAttention, PointwiseConv
@@ -177,6 +178,16 @@ def test_checkpointing_halves_the_activations():
         activation_bytes(MAViT('t', with_cp=with_cp).train(), image) for with_cp in (False, True)
     )
     assert checkpointed < plain / 2
+
+
+@pytest.mark.parametrize('with_gradients', [True, False])
+def test_torch_counts_its_operations(with_gradients):
+    model = tiny().train(with_gradients)
+    with torch.set_grad_enabled(with_gradients), FlopCounterMode(display=False) as counter:
+        model(torch.randn(1, 3, 64, 64))
+    counts = counter.get_flop_counts()['MAViT.layers.0.blocks.0.attn.proj']
+    channels = TINY['embed_dims'][0]
+    assert sum(counts.values()) == 2 * 16 * 16 * channels**2
 
 
 def test_initialisation():
