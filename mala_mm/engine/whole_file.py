@@ -37,8 +37,10 @@ def write_whole(path: str | Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
         _sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError):  # an interrupt
+            raise
         remedy = 'make room' if error.errno in FULL_DISK else 'mend that'
         raise CheckpointError(
             f'{path} could not be written: {error.strerror}. Earlier checkpoints are untouched: '

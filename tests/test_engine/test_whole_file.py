@@ -46,6 +46,7 @@ def test_end_of_the_process_at_any_step_leaves_the_old_file(tmp_path, monkeypatc
     with pytest.raises(SystemExit):
         write_whole(path, b'new')
     assert path.read_bytes() == b'old'
+    assert os.listdir(tmp_path) == ['file.pth']
 
 
 def test_content_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
