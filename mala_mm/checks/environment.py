@@ -24,7 +24,7 @@ try:
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
-except ImportError:
+except Exception:  # whatever a broken one raises
     Requirement = None
 
 MACHINE = Path(__file__).with_name('machine.py')

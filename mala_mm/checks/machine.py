@@ -120,17 +120,19 @@ def importing(*modules: str) -> Callable[[], dict]:
 
 # What is tried, and what has to work before
 STEPS = {
+    'numpy': (importing('numpy'), ()),
     'torch': (importing('torch'), ()),
     'torchvision': (importing('torchvision.ops'), ('torch',)),
-    'cv2': (importing('cv2'), ()),
+    'cv2': (importing('cv2'), ('numpy',)),
+    'pkg_resources': (importing('pkg_resources'), ()),
     'mmengine': (importing('mmengine.runner'), ('torch', 'cv2')),
-    'mala_mm': (importing('mala_mm.models'), ('mmengine',)),
-    'mmcv': (importing('mala_mm', 'mmcv.ops'), ('mala_mm', 'torchvision')),
-    'mmdet': (importing('mala_mm', 'mmdet.apis'), ('mmcv',)),
-    'mmseg': (importing('mala_mm', 'mmseg.apis'), ('mmcv',)),
+    'mmcv': (importing('mmcv'), ('mmengine', 'torchvision')),
+    'mala_mm': (importing('mala_mm.models', 'mmcv.ops'), ('mmcv',)),
+    'mmdet': (importing('mala_mm', 'mmdet.apis'), ('mala_mm',)),
+    'mmseg': (importing('mala_mm', 'mmseg.apis'), ('mala_mm',)),
     'GPU': (find_gpu, ('torch',)),
-    'NMS': (call_nms, ('mmcv',)),
-    'RoIAlign': (call_roi_align, ('mmcv',)),
+    'NMS': (call_nms, ('mala_mm',)),
+    'RoIAlign': (call_roi_align, ('mala_mm',)),
     'Triton': (try_triton, ('GPU', 'mala_mm')),
 }
 

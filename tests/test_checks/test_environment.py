@@ -246,6 +246,11 @@ BROKEN = {
         'error: mmdet 3.3.0 does not work, ended the process with code -11: '
         'pip install --force-reinstall --no-deps mmdet==3.3.0',
     ),
+    'pkg_resources broken': (
+        dict(pkg_resources=dict(error='AttributeError: no ImpImporter')),
+        'error: pkg_resources does not work, AttributeError: no ImpImporter: '
+        "pip install 'setuptools<81'",
+    ),
     'a wrong NMS': (
         dict(NMS=dict(error='ValueError: mmcv.ops.nms on cpu kept boxes [0, 1, 2]')),
         'error: mmcv-lite 2.1.0 does not work, ValueError: mmcv.ops.nms on cpu kept boxes '
@@ -289,10 +294,17 @@ def test_broken_module_is_named_and_the_rest_is_tried(tmp_path, monkeypatch, kin
     for name in ('torch', 'mmengine'):  # nothing that takes long
         (tmp_path / f'{name}.py').write_text(f'raise ImportError("no {name}")')
     (tmp_path / 'torch.py').write_text(code)
-    (tmp_path / 'cv2.py').write_text('')
+    for name in ('numpy', 'cv2', 'pkg_resources'):
+        (tmp_path / f'{name}.py').touch()
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     found = try_machine(timeout=2)
-    assert found == {'torch': dict(error=error), 'cv2': dict(info='works')}
+    works = dict(info='works')
+    assert found == {
+        'torch': dict(error=error),
+        'numpy': works,
+        'cv2': works,
+        'pkg_resources': works,
+    }
 
 
 WRONG = {
