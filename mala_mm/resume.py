@@ -122,7 +122,7 @@ def how_to_continue(cfg: Config, saved_before: int) -> str:
         parser = argparse.ArgumentParser(add_help=False)
         parser.add_argument('--resume', nargs='?')
         command = [*parser.parse_known_args(command)[1], '--resume']
-    if cfg.launcher == 'none':
+    if cfg.get('launcher', 'none') == 'none':
         told = shlex.join(['python', *command])
     else:
         told = 'the same command, with --resume' if is_saved else 'the same command'
