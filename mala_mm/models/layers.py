@@ -20,6 +20,7 @@ from mala_mm.ops import (
     rotary_angles,
     rotary_tables,
 )
+from mala_mm.ops.modes import is_eager
 
 
 class PointwiseConv(nn.Conv2d):
@@ -176,7 +177,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
         """``[B, H, W, C]`` to the same shape, its channels times ``scale [C]``."""
         x = self.fc1(x)
-        x = F.gelu(x) if torch.is_grad_enabled() else torch.ops.aten.gelu_(x)
+        # in place only where no gradient needs x and no exporter would have to know gelu_
+        is_free = is_eager() and not torch.is_grad_enabled()
+        x = torch.ops.aten.gelu_(x) if is_free else F.gelu(x)
         return self.fc2(self.dwconv(x), scale)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from synthetic import assert_golden
+from synthetic import assert_golden, assert_matches, image, load_parameters
 
 from mala_mm.models import MAViT
 
@@ -51,3 +51,19 @@ def test_golden_compiled():
     model = MAViT(case['arch']).eval()
     model.forward = torch.compile(model.forward, backend='aot_eager', fullgraph=True)
     assert_golden(model, case, torch.float64, 1e-8)
+
+
+def test_golden_traced():
+    case = next(case for case in json.loads(OWN.read_text()) if 'loss' in case)
+    model = MAViT(case['arch']).double().eval()
+    load_parameters(model)
+    batch, _, height, width = case['input']
+    x = torch.from_numpy(image(batch, height, width))
+    with torch.no_grad():
+        traced = torch.jit.trace(model, x, check_trace=False)
+        outs = traced(x)
+    for out, golden in zip(outs, case['outputs'], strict=True):
+        assert_matches(out, golden, 1e-6)  # a traced number of tokens divides as float32
+    graph = str(traced.inlined_graph)
+    for unknown in ('mala_mm::', 'gelu_(', 'view_as_complex'):  # to exporters
+        assert unknown not in graph
