@@ -17,6 +17,7 @@ from mala_mm.ops import (
     apply_rotary,
     depthwise_conv2d,
     mala_attention,
+    pointwise_conv2d,
     rotary_angles,
     rotary_tables,
 )
@@ -30,12 +31,23 @@ class PointwiseConv(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size=1)
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-        weight, bias = self.weight.flatten(1), self.bias
+        weight, bias = self.weight, self.bias
         if scale is None:
-            return F.linear(x, weight, bias)
+            return pointwise_conv2d(x, weight, bias)[0]
         if x.dtype == torch.float16:  # which has no room for a weight times 1e-6
-            return F.linear(x, weight, bias) * scale
-        return F.linear(x, weight * scale[:, None], bias * scale)
+            return pointwise_conv2d(x, weight, bias)[0] * scale
+        return pointwise_conv2d(x, weight * scale.view(-1, 1, 1, 1), bias * scale)[0]
+
+
+class Projections(nn.Conv2d):
+    """1x1 convolution from ``[B, H, W, C]`` to ``num_outputs`` tensors of the same shape."""
+
+    def __init__(self, channels: int, num_outputs: int) -> None:
+        super().__init__(channels, num_outputs * channels, kernel_size=1)
+        self.num_outputs = num_outputs
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return pointwise_conv2d(x, self.weight, self.bias, self.num_outputs)
 
 
 class DepthwiseConv(nn.Conv2d):
@@ -108,7 +120,7 @@ class GatedAttention(nn.Module):
     def __init__(self, channels: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkvo = PointwiseConv(channels, 4 * channels)
+        self.qkvo = Projections(channels, num_outputs=4)
         self.lepe = DepthwiseConv(channels, kernel_size=5)
         self.proj = PointwiseConv(channels, channels)
 
@@ -120,7 +132,7 @@ class GatedAttention(nn.Module):
             angle (Tensor): Rotary angles ``[D/2]``.
             scale (Tensor): Factor of the result's channels ``[C]``.
         """
-        q, k, v, o = self.qkvo(x).chunk(4, dim=-1)
+        q, k, v, o = self.qkvo(x)
         q, k, v, o, lepe = map(self._split_heads, (q, k, v, o, self.lepe(v)))
         y = self.attend(q, k, v, x.shape[1:3], angle, lepe, o)
         return self.proj(y.transpose(1, 2).reshape(x.shape), scale)
@@ -221,14 +233,19 @@ class MAViTBlock(nn.Module):
             # a module's argument that asks for a gradient where there is none ends FlopCounterMode
             scale_1, scale_2 = scale_1.detach(), scale_2.detach()
         x = self.pos(x)
-        x = self._add_branch(x, self.attn(self.norm1(x), angle, scale_1))
-        return self._add_branch(x, self.ffn(self.norm2(x), scale_2))
+        x = self._add_branch(x, lambda x: self.attn(self.norm1(x), angle, scale_1))
+        return self._add_branch(x, lambda x: self.ffn(self.norm2(x), scale_2))
 
-    def _add_branch(self, x: Tensor, branch: Tensor) -> Tensor:
+    def _add_branch(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         if not (self.training and self.drop_path.drop_prob):
-            return x + branch
-        kept = self.drop_path(x.new_ones(len(x), 1, 1, 1))
-        return torch.addcmul(x, kept, branch)
+            return x + branch(x)
+        factor = self.drop_path(x.new_ones(len(x), 1, 1, 1))
+        # to know the dropped samples would make a GPU wait
+        if x.is_cpu and is_eager() and not factor.all():
+            kept = factor.flatten().nonzero().flatten()
+            # with no sample left the branch still gives its weights a gradient, zero
+            return x.index_add(0, kept, factor[kept] * branch(x[kept]))
+        return torch.addcmul(x, factor, branch(x))
 
 
 class Stem(nn.Module):

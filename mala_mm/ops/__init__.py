@@ -2,6 +2,7 @@
 
 from .depthwise import depthwise_conv2d
 from .mala import BACKENDS, mala_attention
+from .pointwise import pointwise_conv2d
 from .rotary import apply_rotary, rotary_angles, rotary_tables
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     'apply_rotary',
     'depthwise_conv2d',
     'mala_attention',
+    'pointwise_conv2d',
     'rotary_angles',
     'rotary_tables',
 ]

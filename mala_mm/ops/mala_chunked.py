@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from .naive import EPS
-from .rotary import rotary_tables
+from .rotary import rotary_turns
 
 # Elements of a chunk for each thread. On 2 cores, chunks of 2^13 to 2^15 were slower, all of 2^16
 # and more alike.
-CHUNK_ELEMENTS = 2**18
+CHUNK_ELEMENTS = 2**17
 
 
 def compute_dtype(q: Tensor) -> torch.dtype:
@@ -45,16 +45,7 @@ def features(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     if x.stride(-1) != 1:
         x = x.contiguous()
     derivative = x.clamp(max=0).exp_()
-    return derivative + x.clamp(min=0), derivative
-
-
-def rotary_table(
-    angle: Tensor | None, height: int, width: int, dtype: torch.dtype
-) -> Tensor | None:
-    """The turns of the ``D/2`` channel pairs of every token, complex ``[N, D/2]``."""
-    if angle is None:
-        return None
-    return torch.complex(*rotary_tables(angle, height, width, dtype))
+    return x.relu().add_(derivative), derivative
 
 
 def as_pairs(x: Tensor) -> Tensor:
@@ -90,7 +81,7 @@ def mala_fwd(
     """Output, as q, and state ``[B * H, D + 2, D]``; arguments as of ``mala_attention``."""
     batch, heads, num_tokens, head_dim = q.shape
     dtype = compute_dtype(q)
-    table = rotary_table(angle, height, width, dtype)
+    table = None if angle is None else rotary_turns(angle, height, width, dtype)
     out = torch.empty_like(q)
     state = q.new_zeros(batch, heads, head_dim + 2, head_dim, dtype=dtype)
     for b in range(batch):
@@ -108,9 +99,10 @@ def mala_fwd(
             y = (rotate_(phi, table, chunk) @ kv).mul_(1 + 1 / (z + EPS)).addcmul_(z, mv, value=-1)
             if lepe is not None:
                 y += lepe[b, :, chunk]
-            if gate is not None:
-                y *= gate[b, :, chunk]
-            out[b, :, chunk] = y
+            if gate is None:
+                out[b, :, chunk] = y
+            else:
+                torch.mul(y, gate[b, :, chunk], out=out[b, :, chunk])
     return out, state.flatten(0, 1)
 
 
@@ -130,8 +122,8 @@ def mala_bwd(
     """dq, dk, dv, then dgate with a gate, then dlepe with both (without a gate it is dout)."""
     batch, heads, num_tokens, _ = q.shape
     dtype = compute_dtype(q)
-    table = rotary_table(angle, height, width, dtype)
-    back = None if table is None else rotary_table(-angle, height, width, dtype)
+    table = None if angle is None else rotary_turns(angle, height, width, dtype)
+    back = None if angle is None else rotary_turns(-angle, height, width, dtype)
     state = state.unflatten(0, (batch, heads))
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     dgate = None if gate is None else torch.empty_like(gate)
@@ -151,7 +143,7 @@ def mala_bwd(
                 y = (product * beta).addcmul_(z, mv, value=-1)
                 if lepe is not None:
                     y += lepe[b, :, chunk]
-                dgate[b, :, chunk] = y.mul_(dy)
+                torch.mul(y, dy, out=dgate[b, :, chunk])
                 dy = dy * gate[b, :, chunk]
                 if lepe is not None:
                     dlepe[b, :, chunk] = dy
@@ -161,12 +153,12 @@ def mala_bwd(
             dy = dy * beta
             a.baddbmm_(turned.mT, dy)
             dphi = rotate_(dy @ kv.mT, back, chunk).addcmul_(dz, mk)
-            dq[b, :, chunk] = dphi.mul_(derivative)
+            torch.mul(dphi, derivative, out=dq[b, :, chunk])
         scale_state(dstate, num_tokens, -1)
         for chunk in chunks(k):
             phi, derivative = features(k[b, :, chunk], dtype)
             value = v[b, :, chunk].to(dtype)
-            dv[b, :, chunk] = (rotate(phi, table, chunk) @ a).add_(av)
+            torch.add(rotate(phi, table, chunk) @ a, av, out=dv[b, :, chunk])
             dphi = rotate_(value @ a.mT, back, chunk).add_(ak)
-            dk[b, :, chunk] = dphi.mul_(derivative)
+            torch.mul(dphi, derivative, out=dk[b, :, chunk])
     return [x for x in (dq, dk, dv, dgate, dlepe) if x is not None]

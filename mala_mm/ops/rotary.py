@@ -34,12 +34,24 @@ def rotary_tables(
     Returns:
         tuple[Tensor, Tensor]: cosines and sines, each ``[height * width, D/2]``.
     """
+    rows, columns = _axis_angles(angle, height, width, dtype)
+    return tuple(_grid(function(rows), function(columns)) for function in (torch.cos, torch.sin))
+
+
+def rotary_turns(angle: Tensor, height: int, width: int, dtype: torch.dtype) -> Tensor:
+    """The tables of :func:`rotary_tables` as one, complex ``[height * width, D/2]``."""
+    return _grid(
+        *(torch.polar(torch.ones_like(x), x) for x in _axis_angles(angle, height, width, dtype))
+    )
+
+
+def _axis_angles(angle: Tensor, height: int, width: int, dtype: torch.dtype) -> list[Tensor]:
+    """``[height, D/4]`` of the rows and ``[width, D/4]`` of the columns."""
     theta = angle[::2].to(dtype)
-    rows, columns = (
+    return [
         torch.arange(length, device=angle.device, dtype=dtype)[:, None] * theta
         for length in (height, width)
-    )
-    return tuple(_grid(function(rows), function(columns)) for function in (torch.cos, torch.sin))
+    ]
 
 
 def _grid(rows: Tensor, columns: Tensor) -> Tensor:

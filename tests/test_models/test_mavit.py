@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mala_mm.models import MAViT
 from mala_mm.models.layers import MagnitudeAwareLinearAttention, PointwiseConv
+from mala_mm.ops import rotary_angles
 
 
 def tiny(**kwargs) -> MAViT:
@@ -291,6 +292,38 @@ def test_pointwise_conv_is_a_1x1_convolution():
     x = torch.randn(2, 5, 7, 6)
     expected = torch.einsum('bhwc,oc->bhwo', x, conv.weight[:, :, 0, 0]) + conv.bias
     torch.testing.assert_close(conv(x), expected)
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_dropped_samples(seed):
+    block = tiny(drop_path_rate=0.6).layers[3].blocks[0].double().train()
+    calls = []
+    for part in (block.norm1, block.norm2):
+        part.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
+    x = torch.randn(3, 2, 5, 32, dtype=torch.float64)
+    angle = rotary_angles(8)
+    torch.manual_seed(seed)
+    out = block(x, angle)
+    kept, keep = calls.copy(), 1 - block.drop_path.drop_prob
+    torch.manual_seed(seed)
+    expected = block.pos(x)
+    for branch, norm, scale in (
+        (lambda x, scale: block.attn(x, angle, scale), block.norm1, block.gamma_1),
+        (block.ffn, block.norm2, block.gamma_2),
+    ):
+        factor = torch.rand(3, 1, 1, 1, dtype=torch.float64).add(keep).floor() / keep
+        assert kept.pop(0) == factor.count_nonzero()
+        expected = expected + factor * branch(norm(expected), scale.flatten())
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_branch_without_samples_has_zero_gradients():
+    block = tiny(drop_path_rate=0.9).layers[3].blocks[0].train()
+    block.drop_path.forward = torch.zeros_like
+    block(torch.randn(2, 3, 2, 32, requires_grad=True), rotary_angles(8)).sum().backward()
+    for name, p in block.named_parameters():
+        assert p.grad is not None, name  # or DistributedDataParallel would wait for it
+        assert p.grad.any() == name.startswith('pos.'), name
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])

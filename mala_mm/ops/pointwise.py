@@ -1,0 +1,59 @@
+"""1x1 convolution of channels-last tokens."""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F
+
+from .modes import is_eager
+
+
+def pointwise_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor, num_outputs: int = 1
+) -> tuple[Tensor, ...]:
+    """Linear layer over the channels, its result in pieces.
+
+    Args:
+        x (Tensor): ``[B, H, W, C_in]``.
+        weight (Tensor): ``[C_out, C_in, 1, 1]``.
+        bias (Tensor): ``[C_out]``.
+        num_outputs (int): Pieces of the result, ``C_out`` a multiple of them. Defaults to 1.
+
+    Returns:
+        tuple[Tensor, ...]: ``num_outputs`` tensors ``[B, H, W, C_out / num_outputs]``.
+    """
+    is_fast = x.is_cpu and x.dtype == weight.dtype == torch.float32 and is_eager()
+    if is_fast and not torch.is_autocast_enabled('cpu') and torch.backends.mkldnn.is_available():
+        return _PointwiseConv.apply(x, weight, bias, num_outputs)
+    return F.linear(x, weight.flatten(1), bias).chunk(num_outputs, dim=-1)
+
+
+class _PointwiseConv(torch.autograd.Function):
+    """For CPUs: oneDNN adds the bias within the product, and no piece is copied into a whole."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor, num_outputs: int
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        pieces = zip(weight.chunk(num_outputs), bias.chunk(num_outputs), strict=True)
+        return tuple(
+            F.conv2d(x.permute(0, 3, 1, 2), *piece).permute(0, 2, 3, 1) for piece in pieces
+        )
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *douts: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        douts = [dout.flatten(0, 2) for dout in douts]
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            weights = weight.flatten(1).chunk(len(douts))
+            dx = douts[0] @ weights[0]
+            for dout, piece in zip(douts[1:], weights[1:], strict=True):
+                dx.addmm_(dout, piece)
+            dx = dx.view_as(x)
+        if ctx.needs_input_grad[1]:
+            dweight = torch.cat([dout.mT @ x.flatten(0, 2) for dout in douts]).view_as(weight)
+        if ctx.needs_input_grad[2]:
+            dbias = torch.cat([dout.sum(0) for dout in douts])
+        return dx, dweight, dbias, None
