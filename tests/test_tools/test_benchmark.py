@@ -174,7 +174,7 @@ def test_dtype(bench, parse, amp):
     model = variant.model(args)
     assert model.patch_embed.proj[0].weight.dtype == (torch.float32 if amp else torch.bfloat16)
     dtypes = []
-    model.layers[0].blocks[0].attn.qkvo.register_forward_hook(
+    model.layers[0].blocks[0].attn.proj.register_forward_hook(
         lambda module, inputs, output: dtypes.append(output.dtype)
     )
     bench.make_step(variant, model, 'training', (64, 64), args)()
