@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from .modes import is_eager
 
+NARROW = 256  # with fewer channels a CPU spends as long on moving tokens as on the product
+
 
 def pointwise_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor, num_outputs: int = 1
@@ -22,13 +24,22 @@ def pointwise_conv2d(
     Returns:
         tuple[Tensor, ...]: ``num_outputs`` tensors ``[B, H, W, C_out / num_outputs]``.
     """
-    is_fast = x.is_cpu and x.dtype == weight.dtype == torch.float32 and is_eager()
-    if is_fast and not torch.is_autocast_enabled('cpu') and torch.backends.mkldnn.is_available():
-        return _PointwiseConv.apply(x, weight, bias, num_outputs)
+    if min(x.shape[-1], len(weight) // num_outputs) < NARROW and _is_plain_float32(x, weight):
+        return _NarrowConv.apply(x, weight, bias, num_outputs)
     return F.linear(x, weight.flatten(1), bias).chunk(num_outputs, dim=-1)
 
 
-class _PointwiseConv(torch.autograd.Function):
+def _is_plain_float32(x: Tensor, weight: Tensor) -> bool:
+    is_float32 = x.is_cpu and x.dtype == weight.dtype == torch.float32
+    return (
+        is_float32
+        and is_eager()
+        and not torch.is_autocast_enabled('cpu')
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+class _NarrowConv(torch.autograd.Function):
     """For CPUs: oneDNN adds the bias within the product, and no piece is copied into a whole."""
 
     @staticmethod
@@ -53,7 +64,11 @@ class _PointwiseConv(torch.autograd.Function):
                 dx.addmm_(dout, piece)
             dx = dx.view_as(x)
         if ctx.needs_input_grad[1]:
-            dweight = torch.cat([dout.mT @ x.flatten(0, 2) for dout in douts]).view_as(weight)
+            dweight = _joined([dout.mT @ x.flatten(0, 2) for dout in douts]).view_as(weight)
         if ctx.needs_input_grad[2]:
-            dbias = torch.cat([dout.sum(0) for dout in douts])
+            dbias = _joined([dout.sum(0) for dout in douts])
         return dx, dweight, dbias, None
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
