@@ -24,7 +24,7 @@ def pointwise_conv2d(
     Returns:
         tuple[Tensor, ...]: ``num_outputs`` tensors ``[B, H, W, C_out / num_outputs]``.
     """
-    if min(x.shape[-1], len(weight) // num_outputs) < NARROW and _is_plain_float32(x, weight):
+    if _is_plain_float32(x, weight) and min(x.shape[-1], len(weight) // num_outputs) < NARROW:
         return _NarrowConv.apply(x, weight, bias, num_outputs)
     return F.linear(x, weight.flatten(1), bias).chunk(num_outputs, dim=-1)
 
