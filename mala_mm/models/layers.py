@@ -1,7 +1,7 @@
 """The parts of MAViT. Tokens are channels-last, ``[B, H, W, C]``, from the stem to the outputs.
 
 Weights keep the shapes and names of the published checkpoints: a 1x1 convolution is stored as one
-and applied as a linear layer.
+and applied to the last dimension.
 """
 
 from collections.abc import Callable
@@ -244,7 +244,8 @@ class MAViTBlock(nn.Module):
         if x.is_cpu and is_eager() and not factor.all():
             kept = factor.flatten().nonzero().flatten()
             # with no sample left the branch still gives its weights a gradient, zero
-            return x.index_add(0, kept, factor[kept] * branch(x[kept]))
+            y = factor[kept] * branch(x[kept])
+            return x.to(y.dtype).index_add(0, kept, y)
         return torch.addcmul(x, factor, branch(x))
 
 

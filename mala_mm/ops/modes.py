@@ -23,7 +23,11 @@ def is_transformed() -> bool:
 
 
 def is_eager() -> bool:
-    """Whether nothing looks on but reverse-mode autograd."""
+    """Whether nothing looks on but reverse-mode autograd: no fake tensors, no counter either."""
     return not (
-        is_traced() or torch.compiler.is_compiling() or has_forward_mode() or is_transformed()
+        is_traced()
+        or torch.compiler.is_compiling()
+        or has_forward_mode()
+        or is_transformed()
+        or torch._C._len_torch_dispatch_stack()
     )

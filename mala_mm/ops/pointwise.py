@@ -25,8 +25,10 @@ def pointwise_conv2d(
         tuple[Tensor, ...]: ``num_outputs`` tensors ``[B, H, W, C_out / num_outputs]``.
     """
     if _is_plain_float32(x, weight) and min(x.shape[-1], len(weight) // num_outputs) < NARROW:
-        return _NarrowConv.apply(x, weight, bias, num_outputs)
-    return F.linear(x, weight.flatten(1), bias).chunk(num_outputs, dim=-1)
+        outs = _NarrowConv.apply(x.permute(0, 3, 1, 2), weight, bias, num_outputs)
+        return tuple(out.permute(0, 2, 3, 1) for out in outs)
+    out = F.linear(x, weight.flatten(1), bias)
+    return (out,) if num_outputs == 1 else out.chunk(num_outputs, dim=-1)
 
 
 def _is_plain_float32(x: Tensor, weight: Tensor) -> bool:
@@ -46,28 +48,33 @@ class _NarrowConv(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor, num_outputs: int
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, weight)
+        needs_dx, needs_dweight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_dweight else None, weight if needs_dx else None)
         pieces = zip(weight.chunk(num_outputs), bias.chunk(num_outputs), strict=True)
-        return tuple(
-            F.conv2d(x.permute(0, 3, 1, 2), *piece).permute(0, 2, 3, 1) for piece in pieces
-        )
+        return tuple(F.conv2d(x, *piece) for piece in pieces)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *douts: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        douts = [dout.flatten(0, 2) for dout in douts]
+        grid = douts[0][:, 0].shape
+        douts = [_tokens(dout) for dout in douts]
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             weights = weight.flatten(1).chunk(len(douts))
             dx = douts[0] @ weights[0]
             for dout, piece in zip(douts[1:], weights[1:], strict=True):
                 dx.addmm_(dout, piece)
-            dx = dx.view_as(x)
+            dx = dx.unflatten(0, grid).permute(0, 3, 1, 2)
         if ctx.needs_input_grad[1]:
-            dweight = _joined([dout.mT @ x.flatten(0, 2) for dout in douts]).view_as(weight)
+            dweight = _joined([dout.mT @ _tokens(x) for dout in douts])[..., None, None]
         if ctx.needs_input_grad[2]:
             dbias = _joined([dout.sum(0) for dout in douts])
         return dx, dweight, dbias, None
+
+
+def _tokens(x: Tensor) -> Tensor:
+    """``[B, C, H, W]`` to ``[N, C]``."""
+    return x.permute(0, 2, 3, 1).flatten(0, 2)
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from mmengine.model import revert_sync_batchnorm
 from synthetic import TINY, load_parameters
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mala_mm.models import MAViT
@@ -315,6 +316,22 @@ def test_dropped_samples(seed):
         assert kept.pop(0) == factor.count_nonzero()
         expected = expected + factor * branch(norm(expected), scale.flatten())
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_dropped_samples_under_autocast(dtype):
+    torch.manual_seed(0)
+    model = tiny(drop_path_rate=0.9).train()
+    image = torch.randn(3, 3, 32, 32)
+    with torch.autocast('cpu', dtype=dtype):
+        outs = model(image)
+    assert all(out.isfinite().all() for out in outs)
+
+
+def test_tracers_need_not_know_which_samples_are_dropped():
+    model = tiny(drop_path_rate=0.9).train()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.randn(2, 3, 32, 32))[0].shape == (2, 8, 8, 8)
 
 
 def test_a_branch_without_samples_has_zero_gradients():

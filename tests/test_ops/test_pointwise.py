@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from mala_mm.ops import pointwise_conv2d
 
@@ -72,3 +73,26 @@ def test_second_derivative_and_transforms():
     torch.testing.assert_close(seconds[1], seconds[0], rtol=1e-4, atol=1e-3)
     jacobian = torch.func.jacrev(lambda b: pointwise_conv2d(x, weight, b)[0].sum((0, 1, 2)))(bias)
     torch.testing.assert_close(jacobian, 6 * torch.eye(8))
+
+
+@pytest.mark.parametrize('num_outputs', [1, 2])
+def test_outputs_can_be_changed_in_place(num_outputs):
+    x, weight, bias = (t.float().requires_grad_() for t in draw((1, 2, 3), 5, 8))
+    outs = pointwise_conv2d(x, weight, bias, num_outputs)
+    (gradient,) = torch.autograd.grad([out.mul_(2).sum() for out in outs], bias)
+    torch.testing.assert_close(gradient, torch.full((8,), 12.0))
+
+
+def test_nothing_is_kept_for_frozen_weights():
+    x, weight, bias = (t.float() for t in draw((2, 9, 7), 50, 4))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+        pointwise_conv2d(x.requires_grad_(), weight, bias)
+    assert sum(tensor.numel() for tensor in kept) <= weight.numel()
+
+
+def test_multiply_adds_are_counted():
+    x, weight, bias = (t.float().requires_grad_() for t in draw((1, 3, 2), 5, 8))
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward([out.sum() for out in pointwise_conv2d(x, weight, bias, 2)])
+    assert counter.get_total_flops() == 3 * 2 * 6 * 5 * 8
