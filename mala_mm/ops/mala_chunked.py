@@ -10,7 +10,7 @@ from torch import Tensor
 from .naive import EPS
 from .rotary import rotary_turns
 
-# Elements of a chunk for each thread. On 2 cores, chunks of 2^13 to 2^15 were slower, all of 2^16
+# Elements of a chunk for each thread. On 2 cores, chunks of 2^14 to 2^16 were slower, all of 2^17
 # and more alike.
 CHUNK_ELEMENTS = 2**17
 
